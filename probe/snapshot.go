@@ -1,0 +1,165 @@
+package probe
+
+import (
+	"time"
+
+	"github.com/nodeprobe/nodeprobe/bpf"
+)
+
+// Snapshot is everything that one sample found out about the node. It is a
+// plain value: it holds no pointer into anything live, so it may be copied,
+// kept and compared. A figure that could not be read is absent (OK or Present
+// is false); it is never zero instead.
+type Snapshot struct {
+	// Time is when the sample began. It carries a monotonic reading, so that
+	// durations between two snapshots survive a step of the wall clock.
+	Time time.Time
+	// Took is how long the sample lasted.
+	Took time.Duration
+
+	// Signals holds the limited resources, indexed by Signal.
+	Signals [NumSignals]Observation
+
+	Memory   Memory
+	Swap     Swap
+	Tasks    Tasks
+	Pressure [NumResources]Stall
+	// OOMKills is the kernel's count of processes killed for lack of memory
+	// since boot (/proc/vmstat oom_kill, Linux 4.13).
+	OOMKills Count
+	// Kernel holds what the BPF programs counted since they were attached.
+	Kernel bpf.Counters
+
+	// Machine and Capacity change rarely; they are re-read once a minute.
+	Machine  Machine
+	Capacity Capacity
+}
+
+// Observation is one reading of a Signal.
+type Observation struct {
+	// Available and Capacity are in the signal's unit. Available may be
+	// negative where more is in use than the capacity.
+	Available, Capacity int64
+	// OK says that both could be read.
+	OK bool
+	// Err says why not. It is nil where there is nothing to read, such as the
+	// inodes of a filesystem that does not count them.
+	Err error
+}
+
+// Memory is the node's memory by two accounts, in bytes.
+type Memory struct {
+	// Total, Free and Available are MemTotal, MemFree and MemAvailable of
+	// /proc/meminfo.
+	Total, Free, Available int64
+	// Usage and InactiveFile come from the root memory cgroup. WorkingSet is
+	// their difference, not below zero: what the kubelet calls used.
+	Usage, InactiveFile, WorkingSet int64
+	// OK says that the /proc/meminfo figures are there, CgroupOK that the
+	// cgroup figures are.
+	OK, CgroupOK bool
+}
+
+// Swap is SwapTotal and SwapFree of /proc/meminfo, in bytes.
+type Swap struct {
+	Total, Free int64
+	OK          bool
+}
+
+// Tasks counts schedulable entities, which are threads.
+type Tasks struct {
+	// Running and Total are the 4th field of /proc/loadavg.
+	Running, Total int64
+	// Max is min(kernel.pid_max, kernel.threads-max).
+	Max int64
+	OK  bool
+}
+
+// Resource is what tasks can stall on, as /proc/pressure names it.
+type Resource uint8
+
+// The resources that /proc/pressure has a file for.
+const (
+	CPU Resource = iota
+	MemoryResource
+	IO
+
+	// NumResources is the length of an array indexed by Resource.
+	NumResources = int(iota)
+)
+
+// String returns the file's name below /proc/pressure.
+func (r Resource) String() string {
+	return [NumResources]string{"cpu", "memory", "io"}[r]
+}
+
+// Stall is one file of /proc/pressure (Linux 4.20).
+type Stall struct {
+	// Some is about the time in which at least one task stalled.
+	Some StallLine
+	// Full is about the time in which all did. FullOK is false where the kernel
+	// does not say (cpu, before 5.13).
+	Full   StallLine
+	OK     bool
+	FullOK bool
+}
+
+// StallLine is one line of such a file.
+type StallLine struct {
+	// Avg10, Avg60 and Avg300 are the share of the last 10, 60 and 300 seconds,
+	// from 0 to 1.
+	Avg10, Avg60, Avg300 float64
+	// Total is the stall time since boot. The kernel counts microseconds.
+	Total time.Duration
+}
+
+// Count is a counter that may be absent.
+type Count struct {
+	Value uint64
+	OK    bool
+}
+
+// Machine identifies the node. A fact that the machine does not have is "".
+type Machine struct {
+	// MachineID is /etc/machine-id, else /var/lib/dbus/machine-id.
+	MachineID string
+	// SystemUUID is /sys/class/dmi/id/product_uuid (root only), else the device
+	// tree's, else MachineID.
+	SystemUUID string
+	// BootID is /proc/sys/kernel/random/boot_id.
+	BootID string
+	// KernelVersion is the release that uname(2) gives.
+	KernelVersion string
+	// OSImage is PRETTY_NAME of os-release.
+	OSImage string
+	// OperatingSystem and Architecture are Go's names for them.
+	OperatingSystem, Architecture string
+}
+
+// Capacity is what the node has.
+type Capacity struct {
+	// CPUs counts the CPUs that are online; 0 means that it could not be read.
+	CPUs int64
+	// Memory and Swap are MemTotal and SwapTotal in bytes; MemoryOK says
+	// whether they could be read.
+	Memory, Swap int64
+	MemoryOK     bool
+	// EphemeralStorage is the size of the filesystem that holds the root
+	// directory, in bytes; 0 means that it could not be read.
+	EphemeralStorage int64
+	// HugePages holds one entry per page size that the machine supports, in
+	// ascending order; NumHugePages says how many are used.
+	HugePages    [MaxHugePageSizes]HugePages
+	NumHugePages int
+}
+
+// MaxHugePageSizes bounds Capacity.HugePages. arm64 has the most page sizes, 4.
+const MaxHugePageSizes = 8
+
+// HugePages is the persistent pool of one page size.
+type HugePages struct {
+	// PageSize is in bytes.
+	PageSize int64
+	// Total is the number of pages in the pool, used or not.
+	Total int64
+}
