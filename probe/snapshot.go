@@ -33,6 +33,43 @@ type Snapshot struct {
 	// Machine and Capacity change rarely; they are re-read once a minute.
 	Machine  Machine
 	Capacity Capacity
+
+	// Errors says which source could not be read, and why. A source that this
+	// machine does not have, such as a cgroup for pods, has no error.
+	Errors [NumSources]error
+}
+
+// Source is a file, or a group of files, that a sample reads.
+type Source uint8
+
+// The sources of a Snapshot.
+const (
+	SourceMeminfo Source = iota
+	SourceMemoryCgroup
+	SourcePodsCgroup
+	SourceLoadavg
+	SourceTaskLimit
+	SourcePressureCPU // the three stand in the order of Resource
+	SourcePressureMemory
+	SourcePressureIO
+	SourceVmstat
+	SourceNodeFs
+	SourceImageFs
+	SourceMachine
+	SourceCPUs
+	SourceHugePages
+
+	// NumSources is the length of an array indexed by Source.
+	NumSources = int(iota)
+)
+
+// String returns the name used in logs and metrics.
+func (s Source) String() string {
+	return [NumSources]string{
+		"meminfo", "memory_cgroup", "pods_cgroup", "loadavg", "task_limit",
+		"pressure_cpu", "pressure_memory", "pressure_io", "vmstat",
+		"nodefs", "imagefs", "machine", "cpus", "hugepages",
+	}[s]
 }
 
 // Observation is one reading of a Signal.

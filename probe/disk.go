@@ -1,0 +1,221 @@
+package probe
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// filesystem watches the filesystem that holds one directory by statfs(2). A
+// statfs may hang for ever (a dead NFS server, a stopped FUSE daemon), so each
+// filesystem has a worker goroutine of its own that makes the call, and a
+// sample waits for it only so long. A worker that hangs is left alone until its
+// call returns: there is never more than one per filesystem, and the samples
+// that follow do not wait for it again.
+type filesystem struct {
+	// paths are tried in order; the first that exists counts. They end in
+	// directories that always exist.
+	paths []string
+	call  func(path []byte, st *unix.Statfs_t) error // path ends in NUL
+
+	ask    chan struct{}
+	answer chan statfsAnswer
+	asked  time.Time // when the worker was asked; zero while it is free
+	got    statfsAnswer
+}
+
+type statfsAnswer struct {
+	path string
+	st   unix.Statfs_t
+	err  error
+}
+
+// defaultStatfsTimeout is what the kubelet allows as well.
+const defaultStatfsTimeout = 2 * time.Second
+
+func newFilesystem(paths []string) *filesystem {
+	return &filesystem{paths: paths, call: statfs}
+}
+
+// start asks the worker for an answer, unless it still owes one.
+func (f *filesystem) start(now time.Time) {
+	if f.ask == nil {
+		f.ask, f.answer = make(chan struct{}, 1), make(chan statfsAnswer, 1)
+		go statfsWorker(f.paths, f.call, f.ask, f.answer)
+	}
+	if !f.asked.IsZero() {
+		select {
+		case <-f.answer: // late, and by now stale
+		default:
+			return
+		}
+	}
+	f.asked = now
+	f.ask <- struct{}{}
+}
+
+// statfsWorker answers until ask is closed.
+func statfsWorker(paths []string, call func([]byte, *unix.Statfs_t) error, ask <-chan struct{}, answer chan<- statfsAnswer) {
+	terminated := make([][]byte, len(paths))
+	for i, p := range paths {
+		terminated[i] = append([]byte(p), 0)
+	}
+	var a statfsAnswer // kept, as its address goes where it would be allocated each time
+	for range ask {
+		for i := range paths {
+			a.path = paths[i]
+			if a.err = call(terminated[i], &a.st); a.err != unix.ENOENT {
+				break
+			}
+		}
+		answer <- a
+	}
+}
+
+// finish waits for the answer until the deadline. A worker that was asked in an
+// earlier sample is not waited for.
+func (f *filesystem) finish(now time.Time, timer *time.Timer, deadline time.Time) {
+	var a statfsAnswer
+	select {
+	case a = <-f.answer:
+	default:
+		if f.asked.Before(now) {
+			f.got.err = f.hung()
+			return
+		}
+		timer.Reset(time.Until(deadline))
+		select {
+		case a = <-f.answer:
+		case <-timer.C:
+			f.got.err = f.hung()
+			return
+		}
+	}
+	f.asked, f.got = time.Time{}, a
+	if a.err != nil {
+		f.got.err = fmt.Errorf("statfs %s: %w", a.path, a.err)
+	}
+}
+
+var errHung = errors.New("no answer")
+
+// hung names the time of the question, not how long ago it was, so that the
+// message stays the same while nothing changes.
+func (f *filesystem) hung() error {
+	return fmt.Errorf("statfs %s: %w since %s", f.paths[0], errHung, f.asked.Format(time.TimeOnly))
+}
+
+// observations turns the answer into the space and inode signals.
+func (f *filesystem) observations() (space, inodes Observation, err error) {
+	if f.got.err != nil {
+		o := Observation{Err: f.got.err}
+		return o, o, f.got.err
+	}
+	space, inodes, err = parseStatfs(&f.got.st)
+	if err != nil {
+		err = fmt.Errorf("statfs %s: %w", f.got.path, err)
+		o := Observation{Err: err}
+		return o, o, err
+	}
+	return space, inodes, nil
+}
+
+// errSize marks the answer of a filesystem that has no size, or an impossible
+// one.
+var errSize = errors.New("impossible size")
+
+// parseStatfs applies the kubelet's formulas: what unprivileged users may fill
+// counts as available (f_bavail, not f_bfree), and every free inode does. A
+// filesystem that does not count inodes has no inode signal: the kubelet takes
+// it for one that has run out.
+func parseStatfs(st *unix.Statfs_t) (space, inodes Observation, err error) {
+	unit := uint64(st.Frsize)
+	if unit == 0 {
+		unit = uint64(st.Bsize)
+	}
+	blocks, free := uint64(st.Blocks), uint64(st.Bavail)
+	if blocks == 0 || unit == 0 || blocks > math.MaxInt64/unit {
+		return space, inodes, fmt.Errorf("%w: %d blocks of %d bytes", errSize, blocks, unit)
+	}
+	// A filesystem filled into its reserve shows a negative f_bavail.
+	available := int64(free)
+	if available > int64(blocks) || available < -int64(blocks) {
+		return space, inodes, fmt.Errorf("%w: %d of %d blocks available", errSize, free, blocks)
+	}
+	space = observe(max(0, available)*int64(unit), int64(blocks)*int64(unit))
+	if st.Files > 0 && st.Files <= math.MaxInt64 && st.Ffree <= st.Files {
+		inodes = observe(int64(st.Ffree), int64(st.Files))
+	}
+	return space, inodes, nil
+}
+
+// close lets the worker end; one that hangs ends when its call returns.
+func (f *filesystem) close() {
+	if f.ask != nil {
+		close(f.ask)
+		f.ask = nil
+	}
+}
+
+// diskReader reads the filesystems that node conditions are about.
+type diskReader struct {
+	timeout time.Duration
+	timer   *time.Timer
+	nodefs  *filesystem
+	imagefs *filesystem
+}
+
+// newDiskReader watches the filesystem that holds rootDirectory, and the one
+// that holds the first of imageDirectories that exists. All are directories of
+// the node, whose root is at rootfs.
+func newDiskReader(rootfs, rootDirectory string, imageDirectories []string, timeout time.Duration) *diskReader {
+	nodefs := ancestors(rootfs, rootDirectory)
+	var images []string
+	for _, dir := range imageDirectories {
+		images = append(images, filepath.Join(rootfs, dir))
+	}
+	r := &diskReader{
+		timeout: timeout,
+		timer:   time.NewTimer(math.MaxInt64),
+		nodefs:  newFilesystem(nodefs),
+		imagefs: newFilesystem(append(images, nodefs...)),
+	}
+	r.timer.Stop()
+	return r
+}
+
+// ancestors returns dir below rootfs and every directory above it: on a machine
+// where dir is not there yet, the filesystem that it will be made on counts.
+func ancestors(rootfs, dir string) []string {
+	var paths []string
+	for dir = filepath.Join("/", dir); dir != "/"; dir = filepath.Dir(dir) {
+		paths = append(paths, filepath.Join(rootfs, dir))
+	}
+	return append(paths, filepath.Clean(rootfs))
+}
+
+// start sets the workers going; the answers are awaited after everything else
+// has been read.
+func (r *diskReader) start(now time.Time) {
+	r.nodefs.start(now)
+	r.imagefs.start(now)
+}
+
+// finish fills in the disk part of s.
+func (r *diskReader) finish(s *Snapshot) {
+	deadline := s.Time.Add(r.timeout)
+	r.nodefs.finish(s.Time, r.timer, deadline)
+	r.imagefs.finish(s.Time, r.timer, deadline)
+	r.timer.Stop()
+	s.Signals[NodeFsAvailable], s.Signals[NodeFsInodesFree], s.Errors[SourceNodeFs] = r.nodefs.observations()
+	s.Signals[ImageFsAvailable], s.Signals[ImageFsInodesFree], s.Errors[SourceImageFs] = r.imagefs.observations()
+}
+
+func (r *diskReader) close() {
+	r.nodefs.close()
+	r.imagefs.close()
+}

@@ -1,0 +1,98 @@
+package probe
+
+import (
+	"bytes"
+	"errors"
+	"path/filepath"
+)
+
+// taskReader reads how many tasks exist and how many may.
+type taskReader struct {
+	loadavg, pidMax, threadsMax hotFile
+}
+
+func newTaskReader(procfs string) *taskReader {
+	return &taskReader{
+		loadavg:    newHotFile(filepath.Join(procfs, "loadavg")),
+		pidMax:     newHotFile(filepath.Join(procfs, "sys/kernel/pid_max")),
+		threadsMax: newHotFile(filepath.Join(procfs, "sys/kernel/threads-max")),
+	}
+}
+
+// read fills in the task part of s.
+func (r *taskReader) read(s *Snapshot) {
+	running, total, err := r.readLoadavg()
+	limit, limitErr := r.readLimit()
+	s.Errors[SourceLoadavg], s.Errors[SourceTaskLimit] = err, limitErr
+	if err != nil || limitErr != nil {
+		s.Tasks = Tasks{}
+		s.Signals[PIDAvailable] = Observation{Err: errors.Join(err, limitErr)}
+		return
+	}
+	s.Tasks = Tasks{Running: running, Total: total, Max: limit, OK: true}
+	s.Signals[PIDAvailable] = observe(limit-total, limit)
+}
+
+// readLimit returns min(pid_max, threads-max); one of the two is enough.
+func (r *taskReader) readLimit() (int64, error) {
+	pids, err := readNumber(&r.pidMax)
+	threads, threadsErr := readNumber(&r.threadsMax)
+	switch {
+	case err == nil && threadsErr == nil:
+		return min(pids, threads), nil
+	case err == nil:
+		return pids, nil
+	case threadsErr == nil:
+		return threads, nil
+	default:
+		return 0, errors.Join(err, threadsErr)
+	}
+}
+
+var errLoadavg = errors.New(`4th field is not "running/total"`)
+
+func (r *taskReader) readLoadavg() (running, total int64, err error) {
+	b, err := r.loadavg.read()
+	if err != nil {
+		return 0, 0, err
+	}
+	running, total, err = parseLoadavg(b)
+	if err != nil {
+		return 0, 0, readError(r.loadavg.path, err)
+	}
+	return running, total, nil
+}
+
+// parseLoadavg reads the 4th field of a line such as
+//
+//	0.20 0.18 0.12 1/80 11206
+func parseLoadavg(b []byte) (running, total int64, err error) {
+	if len(b) == 0 {
+		return 0, 0, errEmpty
+	}
+	line, _, _ := nextLine(b)
+	rest := line
+	var field []byte
+	for range 4 {
+		field, rest = nextField(rest)
+	}
+	// Without the 5th field the 4th may have been cut.
+	last, _ := nextField(rest)
+	r, t, found := bytes.Cut(field, []byte{'/'})
+	if !found || len(last) == 0 {
+		return 0, 0, lineError(line, errLoadavg)
+	}
+	if running, err = parseUint(r); err == nil {
+		total, err = parseUint(t)
+	}
+	if err != nil {
+		return 0, 0, lineError(line, err)
+	}
+	return running, total, nil
+}
+
+func (r *taskReader) close() {
+	r.loadavg.close()
+	r.pidMax.close()
+	r.threadsMax.close()
+}

@@ -1,0 +1,130 @@
+package probe
+
+import (
+	"bytes"
+	"errors"
+	"path/filepath"
+	"time"
+)
+
+// stallReader reads /proc/pressure (Linux 4.20, CONFIG_PSI). A kernel that has
+// it compiled in but switched off answers EOPNOTSUPP; it needs psi=1 on its
+// command line.
+type stallReader struct {
+	files [NumResources]hotFile
+}
+
+func newStallReader(procfs string) *stallReader {
+	r := &stallReader{}
+	for i := range r.files {
+		r.files[i] = newHotFile(filepath.Join(procfs, "pressure", Resource(i).String()))
+	}
+	return r
+}
+
+// read fills in the pressure part of s.
+func (r *stallReader) read(s *Snapshot) {
+	for i := range r.files {
+		stall, err := r.readFile(&r.files[i])
+		s.Pressure[i], s.Errors[SourcePressureCPU+Source(i)] = stall, err
+	}
+}
+
+func (r *stallReader) readFile(f *hotFile) (Stall, error) {
+	b, err := f.read()
+	if err != nil {
+		return Stall{}, err
+	}
+	stall, err := parseStall(b)
+	if err != nil {
+		return Stall{}, readError(f.path, err)
+	}
+	return stall, nil
+}
+
+var (
+	errNoSome = errors.New(`no "some" line`)
+	errField  = errors.New("missing field")
+)
+
+// parseStall reads a file such as
+//
+//	some avg10=0.00 avg60=0.10 avg300=2.35 total=184412
+//	full avg10=0.00 avg60=0.00 avg300=0.00 total=0
+func parseStall(b []byte) (Stall, error) {
+	if len(b) == 0 {
+		return Stall{}, errEmpty
+	}
+	var s Stall
+	for len(b) > 0 {
+		line, rest, whole := nextLine(b)
+		b = rest
+		kind, fields := nextField(line)
+		var target *StallLine
+		var ok *bool
+		switch string(kind) {
+		case "some":
+			target, ok = &s.Some, &s.OK
+		case "full":
+			target, ok = &s.Full, &s.FullOK
+		default:
+			continue
+		}
+		parsed, err := parseStallLine(fields)
+		if err == nil && !whole {
+			err = errCut
+		}
+		if err != nil {
+			return Stall{}, lineError(line, err)
+		}
+		*target, *ok = parsed, true
+	}
+	if !s.OK {
+		return Stall{}, errNoSome
+	}
+	return s, nil
+}
+
+func parseStallLine(b []byte) (StallLine, error) {
+	var l StallLine
+	seen := 0
+	for {
+		var field []byte
+		if field, b = nextField(b); len(field) == 0 {
+			break
+		}
+		key, value, _ := bytes.Cut(field, []byte{'='})
+		var err error
+		switch string(key) {
+		case "avg10":
+			l.Avg10, err = parsePercent(value)
+		case "avg60":
+			l.Avg60, err = parsePercent(value)
+		case "avg300":
+			l.Avg300, err = parsePercent(value)
+		case "total":
+			var us int64
+			us, err = parseUint(value)
+			if err == nil && us > int64(1<<63-1)/int64(time.Microsecond) {
+				err = errRange
+			}
+			l.Total = time.Duration(us) * time.Microsecond
+		default:
+			continue
+		}
+		if err != nil {
+			return StallLine{}, err
+		}
+		seen++
+	}
+	if seen != 4 {
+		return StallLine{}, errField
+	}
+	return l, nil
+}
+
+func (r *stallReader) close() {
+	for i := range r.files {
+		r.files[i].close()
+	}
+}

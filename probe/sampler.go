@@ -1,0 +1,274 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// Config says where to read, and how often.
+type Config struct {
+	// Procfs, Sysfs and Rootfs are where the node's /proc, /sys and / are
+	// mounted. In a container these are mounts of the host's.
+	Procfs, Sysfs, Rootfs string
+	// RootDirectory is a directory of the node: its filesystem is nodefs.
+	RootDirectory string
+	// ImageDirectories are directories of the node: the filesystem of the first
+	// that exists is imagefs. Without any, imagefs is nodefs.
+	ImageDirectories []string
+	// Interval is the time between two samples that nothing else asked for.
+	Interval time.Duration
+	// StatfsTimeout is how long a sample waits for a filesystem; 0 means 2 s.
+	StatfsTimeout time.Duration
+
+	// Kernel is what the BPF programs count; nil without BPF.
+	Kernel Kernel
+	// Logger gets one line when a source fails, and one when it works again.
+	Logger *slog.Logger
+	// Registerer gets the metrics; nil for none.
+	Registerer prometheus.Registerer
+}
+
+// Kernel is the part of bpf.Sensor that a sample reads.
+type Kernel interface{ Counters() bpf.Counters }
+
+// Cause is why a sample is taken.
+type Cause uint8
+
+// The causes.
+const (
+	CauseTick  Cause = iota // the interval is over
+	CauseEvent              // the kernel reported something
+	CauseView               // somebody is looking at a live table
+
+	numCauses = int(iota)
+)
+
+// String returns the name used in metrics.
+func (c Cause) String() string { return [numCauses]string{"tick", "event", "view"}[c] }
+
+// machineInterval is how often the facts are re-read that rarely change. They
+// are read with the prometheus/procfs library, which is a hundred times dearer
+// than a sample.
+const machineInterval = time.Minute
+
+// Sampler reads the node. One goroutine at a time may call Sample; the other
+// methods are safe for concurrent use.
+type Sampler struct {
+	cfg     Config
+	metrics *metrics
+
+	memory *memoryReader
+	tasks  *taskReader
+	stalls *stallReader
+	disks  *diskReader
+	vmstat hotFile
+
+	oomKills    int64
+	vmstatTable []tableKey
+
+	wake chan Cause
+
+	current     Snapshot // owned by the goroutine that calls Sample
+	machineRead time.Time
+	logged      [NumSources]string
+
+	mu      sync.Mutex // guards last and started
+	last    Snapshot
+	started time.Time
+}
+
+// New makes a Sampler. It opens no file and starts no goroutine; the first
+// Sample does. The caller closes it.
+func New(cfg Config) (*Sampler, error) {
+	for _, c := range []struct{ name, value string }{
+		{"Procfs", cfg.Procfs}, {"Sysfs", cfg.Sysfs}, {"Rootfs", cfg.Rootfs}, {"RootDirectory", cfg.RootDirectory},
+	} {
+		if !filepath.IsAbs(c.value) {
+			return nil, fmt.Errorf("%s: %q is not an absolute path", c.name, c.value)
+		}
+	}
+	if cfg.Interval <= 0 {
+		return nil, fmt.Errorf("interval: %s is not positive", cfg.Interval)
+	}
+	if cfg.StatfsTimeout == 0 {
+		cfg.StatfsTimeout = defaultStatfsTimeout
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	s := &Sampler{
+		cfg:    cfg,
+		memory: newMemoryReader(cfg.Procfs, cfg.cgroupfs()),
+		tasks:  newTaskReader(cfg.Procfs),
+		stalls: newStallReader(cfg.Procfs),
+		disks:  newDiskReader(cfg.Rootfs, cfg.RootDirectory, cfg.ImageDirectories, cfg.StatfsTimeout),
+		vmstat: newHotFile(filepath.Join(cfg.Procfs, "vmstat")),
+		wake:   make(chan Cause, 1),
+	}
+	s.vmstatTable = []tableKey{{name: "oom_kill", value: &s.oomKills}}
+	s.metrics = newMetrics(cfg.Registerer, s)
+	return s, nil
+}
+
+func (c *Config) cgroupfs() string { return filepath.Join(c.Sysfs, "fs/cgroup") }
+
+// Sample reads everything once. It never fails as a whole: what could not be
+// read is absent from the Snapshot, and Snapshot.Errors says why. The Snapshot
+// belongs to the Sampler and is valid until the next Sample; copy it to keep
+// it. In steady state Sample allocates nothing.
+func (s *Sampler) Sample() *Snapshot {
+	snap := &s.current
+	snap.Time = time.Now()
+	s.disks.start(snap.Time)
+	if s.machineRead.IsZero() || snap.Time.Sub(s.machineRead) >= machineInterval {
+		s.machineRead = snap.Time
+		s.readRarely(snap)
+	}
+	s.memory.read(snap)
+	s.tasks.read(snap)
+	s.stalls.read(snap)
+	s.readVmstat(snap)
+	if s.cfg.Kernel != nil {
+		snap.Kernel = s.cfg.Kernel.Counters()
+	}
+	s.disks.finish(snap)
+
+	// Capacity outlives a read that fails: the node still has its memory.
+	if snap.Memory.OK {
+		snap.Capacity.Memory, snap.Capacity.Swap, snap.Capacity.MemoryOK = snap.Memory.Total, snap.Swap.Total, true
+	}
+	if fs := &snap.Signals[NodeFsAvailable]; fs.OK {
+		snap.Capacity.EphemeralStorage = fs.Capacity
+	}
+	snap.Took = time.Since(snap.Time)
+
+	s.note(snap)
+	s.metrics.sampleSeconds.Observe(snap.Took.Seconds())
+	s.mu.Lock()
+	s.last = *snap
+	s.mu.Unlock()
+	return snap
+}
+
+// readRarely reads what rarely changes, and looks for cgroups that have come.
+func (s *Sampler) readRarely(snap *Snapshot) {
+	s.memory.discover(s.cfg.cgroupfs())
+	var machine Machine
+	machine, snap.Errors[SourceMachine] = readMachine(s.cfg.Procfs, s.cfg.Sysfs, s.cfg.Rootfs)
+	snap.Machine = machine
+	cpus, err := readCPUs(s.cfg.Procfs, s.cfg.Sysfs)
+	if snap.Errors[SourceCPUs] = err; err == nil {
+		snap.Capacity.CPUs = cpus
+	}
+	snap.Errors[SourceHugePages] = readHugePages(s.cfg.Sysfs, &snap.Capacity)
+}
+
+func (s *Sampler) readVmstat(snap *Snapshot) {
+	b, err := s.vmstat.read()
+	if err == nil {
+		if err = parseTable(b, s.vmstatTable); err != nil {
+			err = readError(s.vmstat.path, err)
+		}
+	}
+	snap.Errors[SourceVmstat] = err
+	snap.OOMKills = Count{}
+	if err == nil {
+		snap.OOMKills = Count{Value: uint64(s.oomKills), OK: true}
+	}
+}
+
+// note counts the sources that failed, and logs each once per change.
+func (s *Sampler) note(snap *Snapshot) {
+	for i, err := range snap.Errors {
+		if err == nil {
+			if s.logged[i] != "" {
+				s.logged[i] = ""
+				s.cfg.Logger.Info("source can be read again", "source", Source(i).String())
+			}
+			continue
+		}
+		s.metrics.readErrors[i].Inc()
+		if text := err.Error(); text != s.logged[i] {
+			s.logged[i] = text
+			s.cfg.Logger.Warn("source cannot be read", "source", Source(i).String(), "err", err)
+		}
+	}
+}
+
+// Wake asks Run for a sample now. It never blocks: a sample that has been asked
+// for and not yet taken serves both.
+func (s *Sampler) Wake(cause Cause) {
+	select {
+	case s.wake <- cause:
+	default:
+	}
+}
+
+// Run samples at once, then at each interval and each Wake, and gives every
+// Snapshot to observe, which must not keep the pointer. It returns when ctx
+// ends, with its cause.
+func (s *Sampler) Run(ctx context.Context, observe func(*Snapshot)) error {
+	s.mu.Lock()
+	s.started = time.Now()
+	s.mu.Unlock()
+	ticker := time.NewTicker(s.cfg.Interval)
+	defer ticker.Stop()
+	for cause := CauseTick; ; {
+		s.metrics.wakeups[cause].Inc()
+		observe(s.Sample())
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-ticker.C:
+			cause = CauseTick
+		case cause = <-s.wake:
+		}
+	}
+}
+
+// Last returns the latest Snapshot, and false before the first one.
+func (s *Sampler) Last() (Snapshot, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.last, !s.last.Time.IsZero()
+}
+
+var errNoSample = errors.New("no sample yet")
+
+// Healthy returns nil while samples keep coming: the latest is not older than
+// three intervals. It tells whether the sampler is alive, not whether it could
+// read everything.
+func (s *Sampler) Healthy() error {
+	s.mu.Lock()
+	last, started := s.last.Time, s.started
+	s.mu.Unlock()
+	most := 3*s.cfg.Interval + 2*s.cfg.StatfsTimeout
+	if last.IsZero() {
+		if started.IsZero() || time.Since(started) < most {
+			return errNoSample
+		}
+		return fmt.Errorf("%w after %s", errNoSample, most)
+	}
+	if age := time.Since(last); age > most {
+		return fmt.Errorf("last sample is %s old; limit is %s", age.Round(time.Second), most)
+	}
+	return nil
+}
+
+// Close closes every file. It must not be called while Sample runs. A worker
+// whose statfs hangs ends when the kernel lets go of it.
+func (s *Sampler) Close() {
+	s.memory.close()
+	s.tasks.close()
+	s.stalls.close()
+	s.disks.close()
+	s.vmstat.close()
+}
