@@ -1,0 +1,84 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// check is one named part of a health endpoint.
+type check struct {
+	name string
+	run  func() error
+}
+
+// newServer serves /metrics and the health endpoints. /livez says whether the
+// process does its work, /readyz whether that work reaches where it should.
+func newServer(reg *prometheus.Registry, live, ready []check) *http.Server {
+	mux := http.NewServeMux()
+	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{
+		EnableOpenMetrics: true, Registry: reg, MaxRequestsInFlight: 4, Timeout: 10 * time.Second,
+	}))
+	mux.Handle("GET /livez", health("livez", live))
+	mux.Handle("GET /healthz", health("healthz", live))
+	mux.Handle("GET /readyz", health("readyz", ready))
+	return &http.Server{
+		Handler:           mux,
+		ReadHeaderTimeout: 5 * time.Second,
+		WriteTimeout:      15 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    16 << 10,
+	}
+}
+
+// health answers as the API server's endpoints do: "ok", or each check's
+// outcome where one failed or ?verbose asks for it.
+func health(name string, checks []check) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var b strings.Builder
+		failed := false
+		for _, c := range checks {
+			if err := c.run(); err != nil {
+				failed = true
+				fmt.Fprintf(&b, "[-]%s failed: %v\n", c.name, err)
+				continue
+			}
+			fmt.Fprintf(&b, "[+]%s ok\n", c.name)
+		}
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		switch {
+		case failed:
+			w.WriteHeader(http.StatusServiceUnavailable)
+			fmt.Fprintf(w, "%s%s check failed\n", b.String(), name)
+		case r.URL.Query().Has("verbose"):
+			fmt.Fprintf(w, "%s%s check passed\n", b.String(), name)
+		default:
+			fmt.Fprint(w, "ok")
+		}
+	})
+}
+
+// serve serves on listener until ctx ends, and lets requests finish then.
+func serve(ctx context.Context, server *http.Server, listener net.Listener) error {
+	failed := make(chan error, 1)
+	go func() { failed <- server.Serve(listener) }()
+	select {
+	case err := <-failed:
+		return fmt.Errorf("serve %s: %w", listener.Addr(), err)
+	case <-ctx.Done():
+	}
+	stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
+	defer cancel()
+	if err := server.Shutdown(stopCtx); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("stop serving %s: %w", listener.Addr(), err)
+	}
+	return context.Cause(ctx)
+}

@@ -1,0 +1,147 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+// Exit codes.
+const (
+	exitFailed     = 1 // the command could not do its work
+	exitUsage      = 2 // the command line or the configuration is wrong
+	exitIncomplete = 3 // snapshot, preflight: something could not be read
+)
+
+// exitError is an error with an exit code of its own.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string { return e.err.Error() }
+func (e *exitError) Unwrap() error { return e.err }
+
+func main() {
+	// One thread does: a second one would only cost memory and wake-ups. The
+	// variable of that name still wins.
+	if os.Getenv("GOMAXPROCS") == "" {
+		runtime.GOMAXPROCS(1)
+	}
+	os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// run is main with everything that a test wants to choose.
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	// A second signal ends a shutdown that hangs.
+	context.AfterFunc(ctx, stop)
+
+	root := newRootCommand()
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	coded := (*exitError)(nil)
+	code := exitFailed
+	if errors.As(err, &coded) {
+		code = coded.code
+	}
+	if text := err.Error(); text != "" {
+		fmt.Fprintf(stderr, "nodeprobe: %s\n", text)
+	}
+	return code
+}
+
+// paths is where the node's own file systems are mounted. The flags are spelled
+// as node_exporter's.
+type paths struct{ procfs, sysfs, rootfs string }
+
+func newRootCommand() *cobra.Command {
+	var p paths
+	root := &cobra.Command{
+		Use:           "nodeprobe",
+		Short:         "A node's capacity and pressure, told to Kubernetes and Prometheus at almost no cost",
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          cobra.NoArgs,
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitError{exitUsage, err} })
+	flags := root.PersistentFlags()
+	flags.StringVar(&p.procfs, "path.procfs", "/proc", "where the node's procfs is mounted")
+	flags.StringVar(&p.sysfs, "path.sysfs", "/sys", "where the node's sysfs is mounted")
+	flags.StringVar(&p.rootfs, "path.rootfs", "/", "where the node's root filesystem is mounted")
+	root.AddCommand(
+		newRunCommand(&p),
+		newSnapshotCommand(&p),
+		newPreflightCommand(&p),
+		newConfigCommand(),
+		newVersionCommand(),
+	)
+	return root
+}
+
+func newConfigCommand() *cobra.Command {
+	cmd := &cobra.Command{Use: "config", Short: "Check a configuration, or print the default one", Args: cobra.NoArgs}
+	cmd.AddCommand(
+		&cobra.Command{
+			Use:   "check FILE",
+			Short: "Say what is wrong with a configuration file",
+			Args:  usage(cobra.ExactArgs(1)),
+			RunE: func(cmd *cobra.Command, args []string) error {
+				_, p, err := loadConfig(args[0])
+				if err != nil {
+					return &exitError{exitUsage, err}
+				}
+				for _, n := range p.notes {
+					fmt.Fprintf(cmd.OutOrStdout(), "%s: note: %s\n", args[0], n)
+				}
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: ok\n", args[0])
+				return nil
+			},
+		},
+		&cobra.Command{
+			Use:   "default",
+			Short: "Print the default configuration, with every field explained",
+			Args:  usage(cobra.NoArgs),
+			RunE: func(cmd *cobra.Command, _ []string) error {
+				_, err := cmd.OutOrStdout().Write(defaultConfig)
+				return err
+			},
+		},
+	)
+	return cmd
+}
+
+func newVersionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Args:  usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), versionLine())
+			return err
+		},
+	}
+}
+
+// usage gives wrong arguments the exit code of wrong usage.
+func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return &exitError{exitUsage, err}
+		}
+		return nil
+	}
+}

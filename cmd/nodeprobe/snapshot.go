@@ -1,0 +1,142 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/spf13/cobra"
+	v1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/status"
+)
+
+func newSnapshotCommand(p *paths) *cobra.Command {
+	var file, output string
+	cmd := &cobra.Command{
+		Use:   "snapshot",
+		Short: "Sample the node once; print what was found and the Node that would be posted",
+		Long: `Sample the node once; print what was found and the Node that would be posted.
+
+No cluster is needed. The exit code is 0 if every signal could be read, and 3 if
+not; what could be is printed in either case.`,
+		Args: usage(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, policy, err := loadConfig(file)
+			if err != nil {
+				return &exitError{exitUsage, err}
+			}
+			return snapshot(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), &cfg, policy, *p, output)
+		},
+	}
+	cmd.Flags().StringVar(&file, "config", "", "configuration file; see nodeprobe config default")
+	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, yaml or json")
+	return cmd
+}
+
+// snapshotOutput is what snapshot prints as YAML and JSON.
+type snapshotOutput struct {
+	Snapshot view     `json:"snapshot"`
+	Node     *v1.Node `json:"node"`
+}
+
+func snapshot(ctx context.Context, stdout, stderr io.Writer, cfg *config, p *policy, paths paths, output string) error {
+	if err := oneOf(output, "table", "yaml", "json"); err != nil {
+		return &exitError{exitUsage, fmt.Errorf("output: %w", err)}
+	}
+	sensor := bpf.Open(bpf.Options{Disabled: cfg.BPF == "off"})
+	defer sensor.Close()
+	sampler, err := probe.New(samplerConfig(cfg, paths, sensor, slog.New(slog.DiscardHandler), nil))
+	if err != nil {
+		return &exitError{exitUsage, err}
+	}
+	defer sampler.Close()
+	monitor := newMonitor(p.thresholds, cfg.EvictionPressureTransitionPeriod, sampler.Healthy, slog.New(slog.DiscardHandler), nil)
+	monitor.observe(sampler.Sample())
+	facts := monitor.facts()
+
+	node, nodeErr := previewNode(ctx, cfg, p, &facts)
+	out := snapshotOutput{
+		Snapshot: newView(&facts.Snapshot, facts.Verdicts[:], p.thresholds, sensor.Hooks()),
+		Node:     node,
+	}
+	out.Snapshot.Errors = append(out.Snapshot.Errors, hookErrors(sensor.Hooks())...)
+	if nodeErr != nil {
+		out.Snapshot.Errors = append(out.Snapshot.Errors, errorView{Source: "node", Error: nodeErr.Error()})
+	}
+	if err := printSnapshot(stdout, &out, output); err != nil {
+		return err
+	}
+	for _, t := range p.thresholds {
+		if err := t.Check(facts.Snapshot.Signals[t.Signal]); err != nil {
+			fmt.Fprintf(stderr, "nodeprobe: %v\n", err)
+		}
+	}
+	if len(out.Snapshot.Errors) > 0 {
+		return &exitError{exitIncomplete, errors.New("not every signal could be read")}
+	}
+	return nil
+}
+
+// previewNode is the Node that own mode would create.
+func previewNode(ctx context.Context, cfg *config, p *policy, facts *status.Facts) (*v1.Node, error) {
+	nodeCfg := nodeConfig(cfg, p)
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // the node's name may have to be looked up
+	defer cancel()
+	node, err := status.InitialNode(ctx, &nodeCfg, facts, facts.Snapshot.Time)
+	node.APIVersion, node.Kind = "v1", "Node"
+	return node, errors.Join(err, p.resources.Check(&facts.Snapshot.Capacity))
+}
+
+// hookErrors returns an entry for each kernel signal that is missing although
+// BPF is wanted.
+func hookErrors(hooks []bpf.Hook) []errorView {
+	var views []errorView
+	for _, h := range hooks {
+		if !h.Attached && !errors.Is(h.Err, bpf.ErrDisabled) {
+			views = append(views, errorView{Source: "bpf " + h.Signal.String(), Error: fmt.Sprintf("%s: %v", h.Name, h.Err), Remedy: h.Remedy})
+		}
+	}
+	return views
+}
+
+func printSnapshot(w io.Writer, out *snapshotOutput, format string) error {
+	var data []byte
+	var err error
+	switch format {
+	case "yaml":
+		data, err = yaml.Marshal(out)
+	case "json":
+		data, err = json.MarshalIndent(out, "", "  ")
+		data = append(data, '\n')
+	default:
+		if err := writeTable(w, &out.Snapshot); err != nil {
+			return err
+		}
+		return writeNodeSummary(w, out.Node)
+	}
+	if err != nil {
+		return fmt.Errorf("encode snapshot: %w", err)
+	}
+	_, err = w.Write(data)
+	return err
+}
+
+// writeNodeSummary prints the Node's capacity as kubectl describe does.
+func writeNodeSummary(w io.Writer, node *v1.Node) error {
+	fmt.Fprintf(w, "\nNode %s: %s, %s, kernel %s\n", node.Name, node.Status.NodeInfo.OSImage,
+		node.Status.NodeInfo.Architecture, node.Status.NodeInfo.KernelVersion)
+	for _, name := range status.SortedNames(node.Status.Capacity) {
+		capacity, allocatable := node.Status.Capacity[name], node.Status.Allocatable[name]
+		fmt.Fprintf(w, "  %-20s capacity %-14s allocatable %s\n", name, capacity.String(), allocatable.String())
+	}
+	_, err := fmt.Fprintln(w, "The whole of it: nodeprobe snapshot -o yaml")
+	return err
+}

@@ -1,0 +1,217 @@
+package main
+
+import (
+	"time"
+
+	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+)
+
+// view is a snapshot as people and programs read it: what "nodeprobe snapshot"
+// prints and the live table shows.
+type view struct {
+	Time       time.Time       `json:"time"`
+	Tier       string          `json:"tier"`
+	TierReason string          `json:"tierReason,omitempty"`
+	Signals    []signalView    `json:"signals"`
+	Conditions []conditionView `json:"conditions"`
+	Pressure   []stallView     `json:"pressure,omitempty"`
+	Memory     *memoryView     `json:"memory,omitempty"`
+	Tasks      *tasksView      `json:"tasks,omitempty"`
+	OOMKills   *uint64         `json:"oomKills,omitempty"`
+	Kernel     *kernelView     `json:"kernel,omitempty"`
+	Errors     []errorView     `json:"errors,omitempty"`
+	Took       string          `json:"took"`
+}
+
+type signalView struct {
+	Name      string `json:"name"`
+	Unit      string `json:"unit"`
+	Available *int64 `json:"available,omitempty"`
+	Capacity  *int64 `json:"capacity,omitempty"`
+	// Threshold is the most pressing one that is configured, and Limit its
+	// value in the signal's unit.
+	Threshold string `json:"threshold,omitempty"`
+	Limit     *int64 `json:"limit,omitempty"`
+	Error     string `json:"error,omitempty"`
+}
+
+type conditionView struct {
+	Type   string    `json:"type"`
+	Status string    `json:"status"`
+	Since  time.Time `json:"since"`
+	Why    string    `json:"why,omitempty"`
+}
+
+type stallView struct {
+	Resource string    `json:"resource"`
+	Some     lineView  `json:"some"`
+	Full     *lineView `json:"full,omitempty"`
+}
+
+type lineView struct {
+	Avg10  float64 `json:"avg10"`
+	Avg60  float64 `json:"avg60"`
+	Avg300 float64 `json:"avg300"`
+	Total  string  `json:"total"`
+}
+
+type memoryView struct {
+	Total      int64 `json:"total"`
+	Available  int64 `json:"memAvailable"`
+	WorkingSet int64 `json:"workingSet,omitempty"`
+	SwapTotal  int64 `json:"swapTotal"`
+	SwapFree   int64 `json:"swapFree"`
+}
+
+type tasksView struct {
+	Running int64 `json:"running"`
+	Total   int64 `json:"total"`
+	Max     int64 `json:"max"`
+}
+
+// kernelView holds what the attached programs counted; a figure whose program
+// is not attached is absent.
+type kernelView struct {
+	Tasks              *uint64 `json:"tasks,omitempty"`
+	Forks              *uint64 `json:"forks,omitempty"`
+	Exits              *uint64 `json:"exits,omitempty"`
+	OOMKills           *uint64 `json:"oomKills,omitempty"`
+	DirectReclaims     *uint64 `json:"directReclaims,omitempty"`
+	DirectReclaimStall string  `json:"directReclaimStall,omitempty"`
+	CgroupReclaims     *uint64 `json:"cgroupReclaims,omitempty"`
+	CgroupReclaimStall string  `json:"cgroupReclaimStall,omitempty"`
+	BlockErrors        *uint64 `json:"blockErrors,omitempty"`
+}
+
+type errorView struct {
+	Source string `json:"source"`
+	Error  string `json:"error"`
+	Remedy string `json:"remedy,omitempty"`
+}
+
+func newView(s *probe.Snapshot, verdicts []pressure.Verdict, thresholds []pressure.Threshold, hooks []bpf.Hook) view {
+	v := view{Time: s.Time.Round(0), Took: s.Took.Round(time.Microsecond).String()}
+	v.Tier, v.TierReason = tier(s, hooks)
+	for i := range s.Signals {
+		sig := probe.Signal(i)
+		if sig == probe.ContainerFsAvailable || sig == probe.ContainerFsInodesFree {
+			continue // never observed; see there
+		}
+		v.Signals = append(v.Signals, newSignalView(sig, &s.Signals[i], thresholds))
+	}
+	for _, verdict := range verdicts {
+		v.Conditions = append(v.Conditions, newConditionView(verdict))
+	}
+	for i := range s.Pressure {
+		if p := &s.Pressure[i]; p.OK {
+			stall := stallView{Resource: probe.Resource(i).String(), Some: newLineView(&p.Some)}
+			if p.FullOK {
+				full := newLineView(&p.Full)
+				stall.Full = &full
+			}
+			v.Pressure = append(v.Pressure, stall)
+		}
+	}
+	if m := &s.Memory; m.OK {
+		v.Memory = &memoryView{Total: m.Total, Available: m.Available, WorkingSet: m.WorkingSet, SwapTotal: s.Swap.Total, SwapFree: s.Swap.Free}
+	}
+	if s.Tasks.OK {
+		v.Tasks = &tasksView{Running: s.Tasks.Running, Total: s.Tasks.Total, Max: s.Tasks.Max}
+	}
+	if s.OOMKills.OK {
+		v.OOMKills = &s.OOMKills.Value
+	}
+	v.Kernel = newKernelView(&s.Kernel)
+	for i, err := range s.Errors {
+		if err != nil {
+			v.Errors = append(v.Errors, errorView{Source: probe.Source(i).String(), Error: err.Error()})
+		}
+	}
+	return v
+}
+
+func newSignalView(sig probe.Signal, o *probe.Observation, thresholds []pressure.Threshold) signalView {
+	v := signalView{Name: sig.String(), Unit: sig.Unit()}
+	if o.Err != nil {
+		v.Error = o.Err.Error()
+	}
+	if o.OK {
+		v.Available, v.Capacity = &o.Available, &o.Capacity
+	}
+	for _, t := range thresholds {
+		if t.Signal != sig {
+			continue
+		}
+		limit := t.Value.Of(o.Capacity)
+		if v.Threshold == "" || o.OK && limit > *v.Limit {
+			v.Threshold, v.Limit = t.String(), nil
+			if o.OK {
+				v.Limit = &limit
+			}
+		}
+		if !o.OK {
+			break
+		}
+	}
+	return v
+}
+
+func newConditionView(verdict pressure.Verdict) conditionView {
+	v := conditionView{Type: verdict.Condition.String(), Status: verdict.Status.String(), Since: verdict.Since.Round(0)}
+	switch {
+	case verdict.Met:
+		v.Why = verdict.Threshold.String()
+	case verdict.Held:
+		v.Why = "held since " + verdict.LastMet.Format(time.TimeOnly)
+	case verdict.Frozen:
+		v.Why = "a signal cannot be read"
+	}
+	return v
+}
+
+func newLineView(l *probe.StallLine) lineView {
+	return lineView{Avg10: l.Avg10, Avg60: l.Avg60, Avg300: l.Avg300, Total: l.Total.String()}
+}
+
+func newKernelView(c *bpf.Counters) *kernelView {
+	if c.Has == 0 {
+		return nil
+	}
+	var v kernelView
+	if c.Has.Has(bpf.Tasks) {
+		v.Tasks, v.Forks, v.Exits = &c.Tasks, &c.Forks, &c.Exits
+	}
+	if c.Has.Has(bpf.OOM) {
+		v.OOMKills = &c.OOMKills
+	}
+	if c.Has.Has(bpf.Reclaim) {
+		v.DirectReclaims, v.CgroupReclaims = &c.DirectReclaims, &c.CgroupReclaims
+		v.DirectReclaimStall, v.CgroupReclaimStall = c.DirectReclaimStall.String(), c.CgroupReclaimStall.String()
+	}
+	if c.Has.Has(bpf.BlockIO) {
+		v.BlockErrors = &c.BlockErrors
+	}
+	return &v
+}
+
+// tier says how much of the kernel's help there is, and why not more: "procfs"
+// alone, with "psi", or with "bpf" programs as well.
+func tier(s *probe.Snapshot, hooks []bpf.Hook) (name, reason string) {
+	attached := 0
+	for _, h := range hooks {
+		if h.Attached {
+			attached++
+		} else if reason == "" {
+			reason = h.Name + ": " + h.Err.Error()
+		}
+	}
+	if attached > 0 {
+		return "bpf", reason
+	}
+	if err := s.Errors[probe.SourcePressureMemory]; err != nil {
+		return "procfs", reason + "; " + err.Error()
+	}
+	return "psi", reason
+}

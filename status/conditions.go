@@ -1,0 +1,172 @@
+package status
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+)
+
+// conditionWords are what the kubelet writes into a pressure condition. Scripts
+// and controllers read them.
+type conditionWords struct{ reason, message string }
+
+var pressureWords = [pressure.NumConditions]map[v1.ConditionStatus]conditionWords{
+	pressure.MemoryPressure: {
+		v1.ConditionTrue:  {"KubeletHasInsufficientMemory", "kubelet has insufficient memory available"},
+		v1.ConditionFalse: {"KubeletHasSufficientMemory", "kubelet has sufficient memory available"},
+	},
+	pressure.DiskPressure: {
+		v1.ConditionTrue:  {"KubeletHasDiskPressure", "kubelet has disk pressure"},
+		v1.ConditionFalse: {"KubeletHasNoDiskPressure", "kubelet has no disk pressure"},
+	},
+	pressure.PIDPressure: {
+		v1.ConditionTrue:  {"KubeletHasInsufficientPID", "kubelet has insufficient PID available"},
+		v1.ConditionFalse: {"KubeletHasSufficientPID", "kubelet has sufficient PID available"},
+	},
+}
+
+// unobserved is what a condition says for which there has been no evidence yet.
+// The kubelet says False then.
+var unobserved = conditionWords{"SignalUnavailable", "the signals of this condition could not be read yet"}
+
+// pressureCondition sets one of the three pressure conditions.
+func pressureCondition(v *pressure.Verdict, now time.Time) Setter {
+	return func(_ context.Context, node *v1.Node) error {
+		cond := condition(node, v1.NodeConditionType(v.Condition.String()))
+		status := v1.ConditionUnknown
+		switch v.Status {
+		case pressure.True:
+			status = v1.ConditionTrue
+		case pressure.False:
+			status = v1.ConditionFalse
+		}
+		heartbeat := metav1.NewTime(now)
+		switch {
+		case cond == nil:
+			node.Status.Conditions = append(node.Status.Conditions, v1.NodeCondition{
+				Type: v1.NodeConditionType(v.Condition.String()), LastTransitionTime: heartbeat,
+			})
+			cond = &node.Status.Conditions[len(node.Status.Conditions)-1]
+		case status == v1.ConditionUnknown, status == cond.Status:
+			// What the API server says stays, be it because there is no evidence
+			// against it or because there is evidence for it. The kubelet does not
+			// mend the words of an unchanged condition either.
+			cond.LastHeartbeatTime = heartbeat
+			return nil
+		default:
+			cond.LastTransitionTime = transitionTime(v.Since, cond.LastTransitionTime, now)
+		}
+		words, ok := pressureWords[v.Condition][status]
+		if !ok {
+			words = unobserved
+		}
+		cond.Status, cond.Reason, cond.Message = status, words.reason, words.message
+		cond.LastHeartbeatTime = heartbeat
+		return nil
+	}
+}
+
+// transitionTime is when a condition really changed, which an outage of the API
+// server may have hidden until now. Where somebody else changed it since, it
+// changes back now.
+func transitionTime(since time.Time, previous metav1.Time, now time.Time) metav1.Time {
+	if since.IsZero() || since.After(now) || !since.After(previous.Time) {
+		return metav1.NewTime(now)
+	}
+	return metav1.NewTime(since)
+}
+
+// condition returns the last condition of a type, or nil.
+func condition(node *v1.Node, t v1.NodeConditionType) *v1.NodeCondition {
+	for i := len(node.Status.Conditions) - 1; i >= 0; i-- {
+		if node.Status.Conditions[i].Type == t {
+			return &node.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
+// readyCondition says whether the node can take pods: this process vouches for
+// it, and its capacity is known.
+func readyCondition(localStorage bool, facts *Facts, now time.Time) Setter {
+	return func(_ context.Context, node *v1.Node) error {
+		ready := v1.NodeCondition{
+			Type: v1.NodeReady, Status: v1.ConditionTrue,
+			Reason: "KubeletReady", Message: "kubelet is posting ready status",
+			LastHeartbeatTime: metav1.NewTime(now), LastTransitionTime: metav1.NewTime(now),
+		}
+		if problems := aggregate(facts.Unhealthy, missingCapacity(node, localStorage)); problems != "" {
+			ready.Status, ready.Reason, ready.Message = v1.ConditionFalse, "KubeletNotReady", problems
+		}
+		// Unlike the pressure conditions this one is replaced as a whole: its
+		// message changes while its status stays.
+		existing := condition(node, v1.NodeReady)
+		if existing == nil {
+			node.Status.Conditions = append(node.Status.Conditions, ready)
+			return nil
+		}
+		if existing.Status == ready.Status {
+			ready.LastTransitionTime = existing.LastTransitionTime
+		}
+		*existing = ready
+		return nil
+	}
+}
+
+func missingCapacity(node *v1.Node, localStorage bool) error {
+	required := []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory, v1.ResourcePods}
+	if localStorage {
+		required = append(required, v1.ResourceEphemeralStorage)
+	}
+	var missing []string
+	for _, name := range required {
+		if _, ok := node.Status.Capacity[name]; !ok {
+			missing = append(missing, string(name))
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	return fmt.Errorf("missing node capacity for resources: %s", strings.Join(missing, ", "))
+}
+
+// aggregate joins errors as the kubelet does: nil and repeated ones dropped,
+// one bare, several as "[a, b]".
+func aggregate(errs ...error) string {
+	var texts []string
+	seen := map[string]bool{}
+	var add func(err error)
+	add = func(err error) {
+		if err == nil {
+			return
+		}
+		var joined interface{ Unwrap() []error }
+		if errors.As(err, &joined) && joined.(error).Error() == err.Error() {
+			for _, e := range joined.Unwrap() {
+				add(e)
+			}
+			return
+		}
+		if text := err.Error(); !seen[text] {
+			seen[text] = true
+			texts = append(texts, text)
+		}
+	}
+	for _, err := range errs {
+		add(err)
+	}
+	if len(texts) == 1 {
+		return texts[0]
+	}
+	if len(texts) == 0 {
+		return ""
+	}
+	return "[" + strings.Join(texts, ", ") + "]"
+}

@@ -1,0 +1,123 @@
+package status
+
+import (
+	"context"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"github.com/nodeprobe/nodeprobe/probe"
+)
+
+// machineInfo sets the machine's identity, its capacity, and what of that may
+// be given to pods. Resources that it does not compute are left as they are.
+func machineInfo(cfg *Resources, facts *Facts) Setter {
+	return func(_ context.Context, node *v1.Node) error {
+		if facts.Snapshot.Time.IsZero() {
+			return errNoFacts
+		}
+		setIdentity(&node.Status.NodeInfo, &facts.Snapshot)
+		capacity := cfg.capacity(&facts.Snapshot.Capacity)
+		if node.Status.Capacity == nil {
+			node.Status.Capacity = v1.ResourceList{}
+		}
+		for name, q := range capacity {
+			node.Status.Capacity[name] = q
+		}
+		setAllocatable(&node.Status, cfg.Reservation(capacity))
+		return nil
+	}
+}
+
+func setIdentity(info *v1.NodeSystemInfo, s *probe.Snapshot) {
+	info.MachineID, info.SystemUUID = s.Machine.MachineID, s.Machine.SystemUUID
+	// A boot ID that could not be read is no reboot.
+	if s.Machine.BootID != "" {
+		info.BootID = s.Machine.BootID
+	}
+	if s.Capacity.Swap > 0 {
+		swap := s.Capacity.Swap
+		info.Swap = &v1.NodeSwapStatus{Capacity: &swap}
+	} else if s.Capacity.MemoryOK {
+		info.Swap = nil // the kubelet leaves a stale value
+	}
+}
+
+// capacity is what the node has, in the kubelet's formats. What could not be
+// read is left out, so that the Node keeps what it said last.
+func (r *Resources) capacity(c *probe.Capacity) v1.ResourceList {
+	list := v1.ResourceList{v1.ResourcePods: *resource.NewQuantity(r.pods(c.CPUs), resource.DecimalSI)}
+	if c.CPUs > 0 {
+		list[v1.ResourceCPU] = *resource.NewMilliQuantity(c.CPUs*1000, resource.DecimalSI)
+	}
+	if c.MemoryOK {
+		list[v1.ResourceMemory] = *resource.NewQuantity(c.Memory, resource.BinarySI)
+	}
+	if r.LocalStorageCapacityIsolation && c.EphemeralStorage > 0 {
+		list[v1.ResourceEphemeralStorage] = *resource.NewQuantity(c.EphemeralStorage, resource.BinarySI)
+	}
+	for _, p := range c.HugePages[:c.NumHugePages] {
+		list[hugePagesName(p.PageSize)] = *resource.NewQuantity(p.PageSize*p.Total, resource.BinarySI)
+	}
+	return list
+}
+
+func hugePagesName(pageSize int64) v1.ResourceName {
+	return v1.ResourceName(v1.ResourceHugePagesPrefix + resource.NewQuantity(pageSize, resource.BinarySI).String())
+}
+
+func (r *Resources) pods(cpus int64) int64 {
+	if r.PodsPerCore > 0 && cpus > 0 {
+		return min(cpus*r.PodsPerCore, r.MaxPods)
+	}
+	return r.MaxPods
+}
+
+// setAllocatable sets allocatable to capacity less the reservation, not below
+// zero. Huge pages are taken out of memory: nobody else can use what they hold.
+func setAllocatable(status *v1.NodeStatus, reservation v1.ResourceList) {
+	if status.Allocatable == nil {
+		status.Allocatable = v1.ResourceList{}
+	}
+	for name := range status.Allocatable {
+		if _, ok := status.Capacity[name]; !ok && isExtendedResource(name) {
+			delete(status.Allocatable, name)
+		}
+	}
+	for name, q := range status.Capacity {
+		value := q.DeepCopy()
+		if reserved, ok := reservation[name]; ok {
+			subtract(&value, reserved)
+		}
+		status.Allocatable[name] = value
+	}
+	for name, q := range status.Capacity {
+		if !strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix) {
+			continue
+		}
+		if memory, ok := status.Allocatable[v1.ResourceMemory]; ok {
+			subtract(&memory, q)
+			status.Allocatable[v1.ResourceMemory] = memory
+		}
+	}
+}
+
+// subtract takes b from a, and stops at zero.
+func subtract(a *resource.Quantity, b resource.Quantity) {
+	a.Sub(b)
+	if a.Sign() < 0 {
+		a.Set(0)
+	}
+}
+
+// isExtendedResource follows the kubelet: a name with a domain that is not
+// Kubernetes' own.
+func isExtendedResource(name v1.ResourceName) bool {
+	s := string(name)
+	if !strings.Contains(s, "/") || strings.Contains(s, v1.ResourceDefaultNamespacePrefix) || strings.HasPrefix(s, v1.DefaultResourceRequestsPrefix) {
+		return false
+	}
+	return len(validation.IsQualifiedName(v1.DefaultResourceRequestsPrefix+s)) == 0
+}

@@ -1,0 +1,96 @@
+package status
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+)
+
+// Resources says what of the node's capacity is kept from pods.
+type Resources struct {
+	// MaxPods bounds the pods; PodsPerCore bounds them further if it is not 0.
+	MaxPods, PodsPerCore int64
+	// SystemReserved and KubeReserved hold quantities of cpu, memory,
+	// ephemeral-storage and pid. The last is accepted, and never shown.
+	SystemReserved, KubeReserved v1.ResourceList
+	// Thresholds are the evictions thresholds; the hard ones on
+	// memory.available and nodefs.available are reserved as well.
+	Thresholds []pressure.Threshold
+	// LocalStorageCapacityIsolation shows ephemeral-storage.
+	LocalStorageCapacityIsolation bool
+}
+
+// Reservation is what is kept from pods of each resource of capacity.
+func (r *Resources) Reservation(capacity v1.ResourceList) v1.ResourceList {
+	result := v1.ResourceList{}
+	eviction := r.hardEviction(capacity)
+	for name, has := range capacity {
+		if name == v1.ResourcePods {
+			continue
+		}
+		sum := resource.Quantity{Format: has.Format}
+		for _, list := range []v1.ResourceList{r.SystemReserved, r.KubeReserved, eviction} {
+			if q, ok := list[name]; ok {
+				sum.Add(q)
+			}
+		}
+		if !sum.IsZero() {
+			result[name] = sum
+		}
+	}
+	return result
+}
+
+// hardEviction is what must stay free for the hard thresholds not to be met.
+func (r *Resources) hardEviction(capacity v1.ResourceList) v1.ResourceList {
+	result := v1.ResourceList{}
+	for _, t := range r.Thresholds {
+		if !t.Hard() {
+			continue
+		}
+		var name v1.ResourceName
+		switch t.Signal {
+		case probe.MemoryAvailable:
+			name = v1.ResourceMemory
+		case probe.NodeFsAvailable:
+			name = v1.ResourceEphemeralStorage
+		default:
+			continue
+		}
+		has := capacity[name]
+		result[name] = *resource.NewQuantity(t.Value.Of(has.Value()), resource.BinarySI)
+	}
+	return result
+}
+
+// Check fails where more of a resource is reserved than there is, in the
+// kubelet's words. The kubelet does not start then.
+func (r *Resources) Check(c *probe.Capacity) error {
+	capacity := r.capacity(c)
+	var errs []error
+	reservation := r.Reservation(capacity)
+	for _, name := range SortedNames(reservation) {
+		reserved, has := reservation[name], capacity[name]
+		if reserved.Cmp(has) > 0 {
+			errs = append(errs, fmt.Errorf("invalid Node Allocatable configuration. Resource %q has a reservation of %s but capacity of %s. Expected capacity >= reservation.",
+				name, reserved.String(), has.String()))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// SortedNames returns the resources of a list in alphabetical order.
+func SortedNames(list v1.ResourceList) []v1.ResourceName {
+	names := make([]v1.ResourceName, 0, len(list))
+	for name := range list {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return names
+}

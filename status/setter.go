@@ -1,0 +1,70 @@
+// Package status keeps a Node's status on the API server up to date.
+//
+// A pipeline of setters turns what the probe found out into the status of a
+// copy of the last known Node. If that differs from the last known Node, or if
+// the report period is over, the Updater sends the difference as one patch of
+// nodes/<name>/status, and the answer becomes the last known Node.
+//
+// The pipeline, its order and the words in conditions are those of the kubelet
+// 1.36, so that the control plane cannot tell the two apart.
+package status
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+)
+
+// Setter changes the part of a Node that it knows about. It may leave the Node
+// partly changed where it returns an error; the setters that follow run all
+// the same.
+type Setter func(ctx context.Context, node *v1.Node) error
+
+// Facts is what one pass of the pipeline works from: values, with nothing live
+// behind them.
+type Facts struct {
+	// Snapshot is the latest sample. Its Time is zero before the first.
+	Snapshot probe.Snapshot
+	// Verdicts are the evaluator's, one per condition.
+	Verdicts [pressure.NumConditions]pressure.Verdict
+	// Unhealthy is why this process cannot vouch for the node, or nil.
+	Unhealthy error
+}
+
+// setters returns the pipeline for one pass, in the kubelet's order: Ready is
+// the last of the kubelet's conditions. The user's own setters come after it.
+func setters(cfg *Config, facts *Facts, now time.Time) []Setter {
+	pipeline := []Setter{
+		nodeAddress(cfg.Addresses),
+		machineInfo(&cfg.Resources, facts),
+		versionInfo(cfg.KubeletVersion, facts),
+		daemonEndpoints(cfg.Port),
+		goRuntime(),
+	}
+	for i := range facts.Verdicts {
+		pipeline = append(pipeline, pressureCondition(&facts.Verdicts[i], now))
+	}
+	pipeline = append(pipeline, readyCondition(cfg.Resources.LocalStorageCapacityIsolation, facts, now))
+	return append(pipeline, cfg.Setters...)
+}
+
+// apply runs the pipeline over node. An error of one setter does not keep the
+// others from running.
+func apply(ctx context.Context, node *v1.Node, pipeline []Setter) error {
+	var errs []error
+	for _, set := range pipeline {
+		if err := set(ctx, node); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("set node status: %w", err)
+	}
+	return nil
+}
