@@ -4,25 +4,30 @@ import "time"
 
 // Counters is what the kernel-side programs counted since the Sensor was
 // opened. A counter is meaningful only if Has says so: a program that could not
-// be attached leaves its counters at zero.
+// be attached leaves its counters at zero. Each is exact, but they are not of
+// one moment: a fork may be in Forks and not yet in Tasks.
 type Counters struct {
-	// Tasks is the number of tasks that hold a PID in the initial PID
-	// namespace, as of the latest fork or release.
+	// Tasks is the number of tasks (threads) that hold a PID in the initial
+	// PID namespace, zombies included, as of the latest fork or release. The
+	// total in /proc/loadavg is the same, give or take one.
 	Tasks uint64
-	// Forks and Exits count tasks (threads) created, and tasks whose exit has
-	// begun.
+	// Forks counts tasks created. Exits counts those that are gone: reaped,
+	// their PID released, and a moment (of RCU) passed.
 	Forks, Exits uint64
-	// OOMKills counts victims that the OOM killer marked.
+	// OOMKills counts victims that the OOM killer marked. A process of several
+	// threads can be marked more than once while it dies.
 	OOMKills uint64
 	// DirectReclaims counts the times that an allocating task had to free
 	// memory of the whole node itself; DirectReclaimStall is the time it took.
 	DirectReclaims     uint64
 	DirectReclaimStall time.Duration
 	// CgroupReclaims and CgroupReclaimStall are the same for tasks that hit the
-	// limit of their own memory cgroup.
+	// limit of their own memory cgroup or of one above it.
 	CgroupReclaims     uint64
 	CgroupReclaimStall time.Duration
-	// BlockErrors counts block I/O requests that ended in an error.
+	// BlockErrors counts block I/O requests that ended in an error which the
+	// kernel logs. Commands that user space sends to a device by itself are not
+	// among them.
 	BlockErrors uint64
 	// Lost counts events that found the ring buffer full.
 	Lost uint64

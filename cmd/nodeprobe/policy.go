@@ -145,7 +145,7 @@ func parseReserved(key, flag, text string) (resource.Quantity, error) {
 	default:
 		return wrong("cannot reserve %q resource", key)
 	}
-	q, err := resource.ParseQuantity(text)
+	q, err := pressure.ParseQuantity(text)
 	switch {
 	case err != nil:
 		return wrong("failed to parse quantity %q for %q resource: %w", text, key, err)

@@ -230,7 +230,7 @@ func parseThreshold(signal probe.Signal, text string) (Value, bool, error) {
 		}
 		return percentageValue(percentage), true, nil
 	}
-	quantity, err := parseQuantity(text)
+	quantity, err := ParseQuantity(text)
 	if err != nil {
 		return Value{}, false, err
 	}
@@ -252,7 +252,7 @@ func parseReclaim(signal probe.Signal, text string) (Value, error) {
 		}
 		return percentageValue(percentage), nil
 	}
-	quantity, err := parseQuantity(text)
+	quantity, err := ParseQuantity(text)
 	if err != nil {
 		return Value{}, err
 	}
@@ -295,9 +295,9 @@ func quantityValue(q resource.Quantity) Value {
 	return Value{Quantity: q.Value()}
 }
 
-// parseQuantity is resource.ParseQuantity, which raises 10 to whatever power it
+// ParseQuantity is resource.ParseQuantity, which raises 10 to whatever power it
 // is told to: "1e-999999999" would keep it busy for hours.
-func parseQuantity(text string) (resource.Quantity, error) {
+func ParseQuantity(text string) (resource.Quantity, error) {
 	if i := strings.IndexAny(text, "eE"); i >= 0 {
 		if exponent := text[i+1:]; len(exponent) > len("-999") && strings.Trim(exponent, "+-0123456789") == "" {
 			return resource.Quantity{}, resource.ErrSuffix
