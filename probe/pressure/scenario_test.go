@@ -226,7 +226,7 @@ func parseAmount(text string, capacity int64) (int64, error) {
 		p, err := parsePercentage(text)
 		return Value{Percentage: p}.Of(capacity), err
 	}
-	q, err := parseQuantity(text)
+	q, err := ParseQuantity(text)
 	return q.Value(), err
 }
 

@@ -1,0 +1,331 @@
+// Package heartbeat renews the Lease of a node, which tells the cluster that
+// the node is alive. On the wire it does what the kubelet does. Beyond that
+//   - it renews only while its caller is healthy (Config.Healthy);
+//   - its renew times only ever go forward, whatever the wall clock does;
+//   - it notices somebody else who renews the same lease and leaves that lease
+//     alone until they fall silent, because two heartbeats in one lease hide
+//     the death of either sender.
+package heartbeat
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync/atomic"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// The kubelet's constants.
+const (
+	jitterFactor = 0.04 // of the renewal interval
+	maxTries     = 5    // immediate ones, to update the lease in one round
+	minBackoff   = 200 * time.Millisecond
+	maxBackoff   = 7 * time.Second
+)
+
+// maxUnanswered bounds the memory for writes without an answer; see
+// Heartbeater.unanswered. A write cannot be stored once it is this old: the API
+// server has given up on it long before.
+const maxUnanswered = 64
+
+// Heartbeater renews one lease. Make it with New; start it with Run.
+type Heartbeater struct {
+	config  Config
+	logger  *slog.Logger
+	metrics *metrics
+	state   atomic.Pointer[State] // written by Run only
+
+	// What follows belongs to Run.
+
+	// lease is the lease as last stored or read, the base of the next update;
+	// nil where there is none or none is known.
+	lease *coordinationv1.Lease
+	seen  sighting
+	// sent is the latest renew time that we sent, or saw in the lease.
+	sent stamp
+	// unanswered holds the renew times that were sent and answered by an
+	// error. The API server may have stored one of them all the same, when the
+	// answer got lost; it must not pass for somebody else's.
+	unanswered []time.Time
+}
+
+// New returns a Heartbeater and registers its metrics. It starts nothing. The
+// error says which field of config is wrong, or that the metrics are already
+// registered.
+func New(config Config) (*Heartbeater, error) {
+	if err := config.validate(); err != nil {
+		return nil, fmt.Errorf("configure heartbeat: %w", err)
+	}
+	config = config.withDefaults()
+	h := &Heartbeater{
+		config: config,
+		logger: config.Logger.With("lease", Namespace+"/"+config.NodeName),
+	}
+	h.state.Store(new(State))
+	h.metrics = newMetrics(config.Duration, h.State)
+	if config.Registerer != nil {
+		if err := config.Registerer.Register(h.metrics); err != nil {
+			return nil, fmt.Errorf("register heartbeat metrics: %w", err)
+		}
+	}
+	return h, nil
+}
+
+// Run renews the lease at once and then every quarter of its duration, plus up
+// to 4 %, counted from the end of one round to the start of the next. It blocks
+// until ctx ends and then returns the cause; it never returns earlier. The
+// lease stays in place, to expire on its own. Call it once.
+//
+// A round makes five immediate tries to update the lease, of at most twice
+// Config.Timeout each (the owner, where the lease has none, and the update).
+// When they fail, or a conflict shows that the lease has changed, it reads the
+// lease again until it gets an answer, waiting 200 ms to 7 s in between: without
+// an API server a round has no end but that of ctx, and there is nothing else
+// to do. Once ctx has ended, Run waits for nothing but the call in flight, which
+// gets the same ctx.
+func (h *Heartbeater) Run(ctx context.Context) error {
+	interval := h.config.Duration / 4
+	for ctx.Err() == nil {
+		h.sync(ctx)
+		sleep(ctx, interval+time.Duration(rand.Float64()*jitterFactor*float64(interval)))
+	}
+	return context.Cause(ctx)
+}
+
+// sync does one round.
+func (h *Heartbeater) sync(ctx context.Context) {
+	err := h.renew(ctx)
+	skip, skipped := errors.AsType[*skip](err)
+	switch {
+	case err == nil: // the write has reported itself
+	case skipped:
+		h.report(skip.result, skip.reason)
+	default:
+		h.logger.Debug("gave up for this round", "err", err) // each try has been reported
+	}
+}
+
+// renew writes the lease once. As long as nobody else writes to it, the copy
+// from the last write will do, and the API server is spared a GET.
+func (h *Heartbeater) renew(ctx context.Context) error {
+	if err := h.health(); err != nil {
+		return err
+	}
+	if h.lease != nil && !h.seen.foreign {
+		err := h.update(ctx)
+		if err == nil || final(ctx, err) {
+			return err
+		}
+		h.logger.Debug("falling back to reading the lease", "err", err)
+	}
+	created, err := h.ensure(ctx)
+	if err != nil || created {
+		return err
+	}
+	return h.update(ctx)
+}
+
+// update renews the lease that is known, in up to maxTries tries without a
+// pause. A conflict counts as a try but is no failure.
+func (h *Heartbeater) update(ctx context.Context) error {
+	var err error
+	for try := range maxTries {
+		err = h.tryUpdate(ctx)
+		if err == nil || final(ctx, err) {
+			return err
+		}
+		if apierrors.IsConflict(err) {
+			h.metrics.renewals.WithLabelValues(ResultConflict).Inc()
+			h.logger.Debug("lease has changed", "err", err)
+			// Where this creates the lease, the kubelet updates it once
+			// more; so do we.
+			if _, err := h.ensure(ctx); err != nil {
+				return err
+			}
+			continue
+		}
+		h.report(ResultFailure, err, "try", try+1)
+		if try > 0 && h.config.OnFailure != nil {
+			h.config.OnFailure()
+		}
+	}
+	return fmt.Errorf("update lease: failed %d times, at last: %w", maxTries, err)
+}
+
+func (h *Heartbeater) tryUpdate(ctx context.Context) error {
+	next, err := h.build(ctx, h.lease)
+	if err != nil {
+		return err
+	}
+	if err := h.write(ctx, h.config.Leases.Update, next); err != nil {
+		return fmt.Errorf("update lease: %w", err)
+	}
+	return nil
+}
+
+// ensure reads the lease, or creates it where there is none, and tries again
+// until it has an answer. The error is a *skip or that of ctx.
+func (h *Heartbeater) ensure(ctx context.Context) (created bool, err error) {
+	for delay := minBackoff; ; delay = min(2*delay, maxBackoff) {
+		created, err := h.tryEnsure(ctx)
+		if err == nil || final(ctx, err) {
+			return created, err
+		}
+		h.report(ResultFailure, err, "retry", delay)
+		sleep(ctx, delay)
+		if ctx.Err() != nil {
+			return false, context.Cause(ctx)
+		}
+	}
+}
+
+func (h *Heartbeater) tryEnsure(ctx context.Context) (created bool, err error) {
+	lease, err := h.get(ctx)
+	switch {
+	case err == nil:
+		h.observe(lease)
+		return false, nil
+	case !apierrors.IsNotFound(err):
+		return false, fmt.Errorf("get lease: %w", err)
+	}
+	h.observe(nil)
+	next, err := h.build(ctx, nil)
+	if err != nil {
+		if apierrors.IsNotFound(err) {
+			// No back-off: the Node appears when somebody registers it.
+			return false, &skip{ResultNoNode, err}
+		}
+		return false, err
+	}
+	if err := h.write(ctx, h.config.Leases.Create, next); err != nil {
+		return false, fmt.Errorf("create lease: %w", err)
+	}
+	return true, nil
+}
+
+func (h *Heartbeater) get(ctx context.Context) (*coordinationv1.Lease, error) {
+	ctx, cancel := context.WithTimeout(ctx, h.config.Timeout)
+	defer cancel()
+	return h.config.Leases.Get(ctx, h.config.NodeName)
+}
+
+// build returns the lease to write next. It is where every write passes, even
+// the one after an hour of back-off, so it is where writes are withheld.
+func (h *Heartbeater) build(ctx context.Context, base *coordinationv1.Lease) (*coordinationv1.Lease, error) {
+	if err := h.health(); err != nil {
+		return nil, err
+	}
+	if h.seen.fresh(time.Now(), h.config.Duration) {
+		return nil, &skip{ResultForeign, errors.New("somebody else renews the lease")}
+	}
+	var owners []metav1.OwnerReference
+	if base == nil || len(base.OwnerReferences) == 0 {
+		ctx, cancel := context.WithTimeout(ctx, h.config.Timeout)
+		defer cancel()
+		owner, err := h.config.Owner(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("get owner of lease: %w", err)
+		}
+		owners = []metav1.OwnerReference{owner}
+	}
+	h.sent = h.sent.next(time.Now())
+	lease := nextLease(base, h.config.NodeName, h.config.Duration, h.sent.renewTime)
+	if owners != nil {
+		lease.OwnerReferences = owners
+	}
+	return lease, nil
+}
+
+func (h *Heartbeater) health() error {
+	if err := h.config.Healthy(); err != nil {
+		return &skip{ResultUnhealthy, err}
+	}
+	return nil
+}
+
+// write sends a lease that build made and takes over what the API server has
+// stored.
+func (h *Heartbeater) write(ctx context.Context, call func(context.Context, *coordinationv1.Lease) (*coordinationv1.Lease, error), next *coordinationv1.Lease) error {
+	ctx, cancel := context.WithTimeout(ctx, h.config.Timeout)
+	defer cancel()
+	start := time.Now()
+	stored, err := call(ctx, next)
+	h.metrics.duration.Observe(time.Since(start).Seconds())
+	if err != nil {
+		if len(h.unanswered) == maxUnanswered {
+			h.unanswered = h.unanswered[1:]
+		}
+		h.unanswered = append(h.unanswered, next.Spec.RenewTime.Time)
+		return err
+	}
+	// Nothing sent earlier can be stored from here on: its resourceVersion is
+	// out of date.
+	h.unanswered = nil
+	h.lease = stored
+	h.seen = sighting{looked: true, uid: string(stored.UID), renewTime: next.Spec.RenewTime.Time, at: start}
+	h.change(func(s *State) {
+		s.Renewed, s.RenewTime = start, h.seen.renewTime
+		s.ForeignWriter = false
+	})
+	h.report(ResultSuccess, nil)
+	return nil
+}
+
+// observe takes note of the lease as read, nil where there is none.
+func (h *Heartbeater) observe(lease *coordinationv1.Lease) {
+	now := time.Now()
+	lost := h.lease != nil && (lease == nil || lease.UID != h.lease.UID)
+	before := h.seen
+	h.lease = lease
+	h.seen = before.next(lease, h.config.NodeName, h.unanswered, now)
+	if !h.seen.renewTime.IsZero() {
+		h.sent = h.sent.raise(h.seen.renewTime, now)
+	}
+	renewed := h.seen.foreign && !h.seen.renewTime.Equal(before.renewTime)
+	if renewed {
+		h.metrics.foreignRenewals.Inc()
+	}
+	h.change(func(s *State) {
+		s.ForeignWriter = h.seen.foreign
+		if renewed {
+			s.ForeignSeen, s.ForeignManager = now, renewTimeManager(lease)
+		}
+	})
+	h.noteHolder()
+	if lost {
+		h.logger.Warn("the lease is gone", "recreated", lease != nil)
+		if h.config.OnLost != nil {
+			h.config.OnLost()
+		}
+	}
+}
+
+// skip is why nothing is to be written now, although no call has failed.
+type skip struct {
+	result string
+	reason error
+}
+
+func (s *skip) Error() string { return s.reason.Error() }
+
+// final says whether err ends the round: nothing to write, or out of time.
+func final(ctx context.Context, err error) bool {
+	_, skipped := errors.AsType[*skip](err)
+	return skipped || ctx.Err() != nil
+}
+
+// sleep returns after d or when ctx ends.
+func sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+}

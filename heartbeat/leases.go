@@ -1,0 +1,74 @@
+package heartbeat
+
+import (
+	"context"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	"k8s.io/client-go/rest"
+)
+
+// Namespace is where the leases of nodes live.
+const Namespace = "kube-node-lease"
+
+// Leases reads and writes leases in Namespace. Errors are those of the API
+// server: a Heartbeater tells them apart with k8s.io/apimachinery's api/errors.
+// A call must end when its context does. The caller keeps the lease that it
+// passes; the one that it gets is its own.
+type Leases interface {
+	// Get reads the lease of that name.
+	Get(ctx context.Context, name string) (*coordinationv1.Lease, error)
+	// Create writes a new lease and returns it as stored.
+	Create(ctx context.Context, lease *coordinationv1.Lease) (*coordinationv1.Lease, error)
+	// Update replaces the lease if its resourceVersion and UID are still the
+	// stored ones, and returns it as stored; else the error is a Conflict.
+	Update(ctx context.Context, lease *coordinationv1.Lease) (*coordinationv1.Lease, error)
+}
+
+// NewLeases returns Leases that speak to an API server. It stands in for the
+// typed client of client-go's kubernetes package, which would link every API
+// group there is.
+//
+// The client must be for the group version coordination.k8s.io/v1 under /apis,
+// and its NegotiatedSerializer must come from a scheme that contains it:
+//
+//	scheme := runtime.NewScheme()
+//	err := coordinationv1.AddToScheme(scheme)
+//	metav1.AddToGroupVersion(scheme, schema.GroupVersion{Version: "v1"}) // Status, that is errors
+//	config.GroupVersion = &coordinationv1.SchemeGroupVersion
+//	config.APIPath = "/apis"
+//	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+//	config.QPS = -1 // a heartbeat does not queue behind anything
+//	client, err := rest.RESTClientFor(config)
+//
+// Where the config names no content type, leases travel as protobuf.
+func NewLeases(client rest.Interface) Leases {
+	return restLeases{client}
+}
+
+type restLeases struct{ client rest.Interface }
+
+func (l restLeases) Get(ctx context.Context, name string) (*coordinationv1.Lease, error) {
+	return l.do(ctx, l.client.Get().Name(name))
+}
+
+func (l restLeases) Create(ctx context.Context, lease *coordinationv1.Lease) (*coordinationv1.Lease, error) {
+	// UseProtobufAsDefault comes before Body, which encodes.
+	return l.do(ctx, l.client.Post().UseProtobufAsDefault().Body(lease))
+}
+
+func (l restLeases) Update(ctx context.Context, lease *coordinationv1.Lease) (*coordinationv1.Lease, error) {
+	return l.do(ctx, l.client.Put().Name(lease.Name).UseProtobufAsDefault().Body(lease))
+}
+
+func (l restLeases) do(ctx context.Context, request *rest.Request) (*coordinationv1.Lease, error) {
+	lease := new(coordinationv1.Lease)
+	err := request.UseProtobufAsDefault().
+		Namespace(Namespace).
+		Resource("leases").
+		Do(ctx).
+		Into(lease)
+	if err != nil {
+		return nil, err
+	}
+	return lease, nil
+}

@@ -1,0 +1,111 @@
+package heartbeat
+
+import (
+	"context"
+	"log/slog"
+	"time"
+)
+
+// Results of a renewal attempt: the values of State.Result and of the label
+// of nodeprobe_heartbeat_renewals_total.
+const (
+	// ResultSuccess: the API server stored our renewal.
+	ResultSuccess = "success"
+	// ResultFailure: a call failed. One round may count several.
+	ResultFailure = "failure"
+	// ResultConflict: somebody else changed the lease; it is read again at
+	// once. Never a State.Result.
+	ResultConflict = "conflict"
+	// ResultUnhealthy: not attempted, because Config.Healthy returned an error.
+	ResultUnhealthy = "skipped_unhealthy"
+	// ResultForeign: not attempted, because somebody else renews the lease.
+	ResultForeign = "skipped_foreign"
+	// ResultNoNode: not attempted, because there is neither a lease nor a Node.
+	ResultNoNode = "skipped_no_node"
+)
+
+// State is what a Heartbeater last knew. It is a value; the caller keeps it.
+type State struct {
+	// Renewed is when the last successful renewal was sent, zero before the
+	// first. It carries a monotonic reading, so that time.Since is the age of
+	// the lease even where the wall clock was set.
+	Renewed time.Time
+	// RenewTime is what that renewal wrote. It is ahead of the wall clock
+	// after that was stepped back.
+	RenewTime time.Time
+
+	// Result is how the last attempt ended, one of the Result constants, empty
+	// before the first. An attempt that lasts longer than it should, for lack
+	// of an API server, is ResultFailure while it lasts.
+	Result string
+	// Err is why Result is not ResultSuccess, else nil.
+	Err error
+
+	// ForeignHolder is the lease's holderIdentity where that is not the node's
+	// name, else empty.
+	ForeignHolder string
+	// ForeignWriter says that the last renewal seen in the lease is somebody
+	// else's. While that is fresh, Result is ResultForeign.
+	ForeignWriter bool
+	// ForeignManager is their field manager, such as "kubelet", where the API
+	// server tells. ForeignSeen is when a renewal of theirs was last noticed.
+	// Both stay after they fell silent.
+	ForeignManager string
+	ForeignSeen    time.Time
+}
+
+// State returns what the Heartbeater last knew. It never blocks and may be
+// called at any time from any goroutine.
+func (h *Heartbeater) State() State { return *h.state.Load() }
+
+// change changes the state. Only Run's goroutine may call it.
+func (h *Heartbeater) change(f func(*State)) {
+	state := h.State()
+	f(&state)
+	h.state.Store(&state)
+}
+
+// noteHolder reports who the lease says that it belongs to, once per change.
+func (h *Heartbeater) noteHolder() {
+	holder := ""
+	if h.lease != nil {
+		holder = foreignHolder(h.lease, h.config.NodeName)
+	}
+	if holder == h.State().ForeignHolder {
+		return
+	}
+	h.change(func(s *State) { s.ForeignHolder = holder })
+	if holder != "" {
+		h.logger.Warn("the lease is in somebody else's name", "holder", holder)
+	} else {
+		h.logger.Info("the lease is in nobody else's name any more")
+	}
+}
+
+// report counts how an attempt ended and logs it, aloud where the one before
+// ended otherwise.
+func (h *Heartbeater) report(result string, err error, args ...any) {
+	h.metrics.renewals.WithLabelValues(result).Inc()
+	before := h.State()
+	h.change(func(s *State) { s.Result, s.Err = result, err })
+
+	level, message := slog.LevelWarn, "failed to renew the lease"
+	switch result {
+	case ResultSuccess:
+		level, message = slog.LevelInfo, "renewing the lease"
+	case ResultUnhealthy:
+		message = "not renewing the lease: unhealthy"
+	case ResultForeign:
+		message = "not renewing the lease: somebody else does"
+		args = append(args, "manager", before.ForeignManager, "holder", before.ForeignHolder)
+	case ResultNoNode:
+		level, message = slog.LevelInfo, "not creating the lease: there is no such node"
+	}
+	if result == before.Result {
+		level = slog.LevelDebug
+	}
+	if err != nil {
+		args = append(args, "err", err)
+	}
+	h.logger.Log(context.Background(), level, message, args...)
+}
