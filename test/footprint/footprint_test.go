@@ -1,0 +1,73 @@
+package footprint
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"testing"
+	"time"
+)
+
+func TestReadSelf(t *testing.T) {
+	before, err := Read(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if before.RSS <= 0 || before.RSSAnon <= 0 || before.RSSAnon+before.RSSFile > before.RSS || before.CPU <= 0 || before.Switches <= 0 {
+		t.Errorf("got %+v", before)
+	}
+
+	const busy = 50 * time.Millisecond
+	for begin := before.CPU; ; {
+		now, err := Read(os.Getpid())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if now.CPU-begin >= busy {
+			break // The clock counts this loop, or the test runs into its timeout.
+		}
+	}
+}
+
+func TestReadEnded(t *testing.T) {
+	cmd := exec.Command("true")
+	if err := cmd.Run(); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := Read(cmd.Process.Pid); err == nil {
+		t.Errorf("an ended process: got %+v, want an error", s)
+	}
+}
+
+func TestMeasure(t *testing.T) {
+	server := httptest.NewServer(http.NotFoundHandler())
+	defer server.Close()
+	subject := Subject{Name: "self", PID: os.Getpid(), MetricsURL: server.URL}
+	if _, err := Scrape(t.Context(), server.URL); err == nil {
+		t.Error("scrape that is answered 404: no error")
+	}
+	costs, err := Measure(t.Context(), 2500*time.Millisecond, []Subject{subject})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := costs["self"]; c.RSS <= 0 || c.RSSMax < c.RSS || c.CPU <= 0 || c.Wakeups <= 0 {
+		t.Errorf("got %+v", c)
+	}
+}
+
+func TestCost(t *testing.T) {
+	const mib = 1 << 20
+	got := Cost{Scrapes: 4}.with([]Sample{
+		{RSS: 9 * mib, RSSAnon: 5 * mib, RSSFile: 4 * mib, CPU: time.Second, Switches: 100},
+		{RSS: 30 * mib, RSSAnon: 26 * mib, RSSFile: 4 * mib, CPU: time.Second, Switches: 150},
+		{RSS: 10 * mib, RSSAnon: 6 * mib, RSSFile: 4 * mib, CPU: time.Second + 15*time.Millisecond, Switches: 190},
+	}, 30*time.Second)
+	want := Cost{
+		RSS: 10 * mib, RSSMax: 30 * mib, RSSAnon: 6 * mib, RSSFile: 4 * mib,
+		CPU: 30 * time.Millisecond, Wakeups: 3, Scrapes: 4,
+	}
+	if got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}

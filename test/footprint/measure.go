@@ -1,0 +1,147 @@
+package footprint
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"time"
+)
+
+const (
+	scrapeInterval = 15 * time.Second
+	sampleInterval = time.Second
+)
+
+// Subject is a process to measure.
+type Subject struct {
+	Name string
+	PID  int
+	// MetricsURL is scraped every 15 s. Empty means that it is left alone.
+	MetricsURL string
+}
+
+// Cost is what a subject has cost over the time.
+type Cost struct {
+	// RSS, RSSAnon and RSSFile are medians of one sample a second, in bytes;
+	// RSSMax is the largest.
+	RSS, RSSAnon, RSSFile, RSSMax int64
+	// CPU is the CPU time per minute.
+	CPU time.Duration
+	// Wakeups is how many times a second a thread woke up.
+	Wakeups float64
+	// Scrapes is how often the metrics were read, ScrapeBytes the size of the
+	// last answer, as it is without compression.
+	Scrapes     int
+	ScrapeBytes int64
+}
+
+// Measure watches all subjects over the same window.
+func Measure(ctx context.Context, window time.Duration, subjects []Subject) (map[string]Cost, error) {
+	samples := make(map[string][]Sample, len(subjects))
+	costs := make(map[string]Cost, len(subjects))
+	look := func() error {
+		for _, s := range subjects {
+			sample, err := Read(s.PID)
+			if err != nil {
+				return fmt.Errorf("measure %s: %w", s.Name, err)
+			}
+			samples[s.Name] = append(samples[s.Name], sample)
+		}
+		return nil
+	}
+	scrapeAll := func() error {
+		for _, s := range subjects {
+			if s.MetricsURL == "" {
+				continue
+			}
+			size, err := Scrape(ctx, s.MetricsURL)
+			if err != nil {
+				return fmt.Errorf("measure %s: %w", s.Name, err)
+			}
+			cost := costs[s.Name]
+			cost.Scrapes, cost.ScrapeBytes = cost.Scrapes+1, size
+			costs[s.Name] = cost
+		}
+		return nil
+	}
+
+	begin := time.Now()
+	if err := look(); err != nil {
+		return nil, err
+	}
+	tick := time.NewTicker(sampleInterval)
+	defer tick.Stop()
+	end := time.NewTimer(window)
+	defer end.Stop()
+	// In the middle of each interval, so that a window of n intervals holds n
+	// scrapes with all that follows from them.
+	nextScrape := begin.Add(scrapeInterval / 2)
+	for running := true; running; {
+		select {
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		case <-tick.C:
+		case <-end.C:
+			running = false
+		}
+		if running && !time.Now().Before(nextScrape) {
+			nextScrape = nextScrape.Add(scrapeInterval)
+			if err := scrapeAll(); err != nil {
+				return nil, err
+			}
+		}
+		if err := look(); err != nil {
+			return nil, err
+		}
+	}
+	took := time.Since(begin)
+	for _, s := range subjects {
+		costs[s.Name] = costs[s.Name].with(samples[s.Name], took)
+	}
+	return costs, nil
+}
+
+// with adds the figures that follow from the samples.
+func (c Cost) with(samples []Sample, took time.Duration) Cost {
+	pick := func(field func(Sample) int64) []int64 {
+		values := make([]int64, len(samples))
+		for i, s := range samples {
+			values[i] = field(s)
+		}
+		slices.Sort(values)
+		return values
+	}
+	middle := len(samples) / 2
+	rss := pick(func(s Sample) int64 { return s.RSS })
+	c.RSS, c.RSSMax = rss[middle], rss[len(rss)-1]
+	c.RSSAnon = pick(func(s Sample) int64 { return s.RSSAnon })[middle]
+	c.RSSFile = pick(func(s Sample) int64 { return s.RSSFile })[middle]
+	first, last := samples[0], samples[len(samples)-1]
+	c.CPU = time.Duration(float64(last.CPU-first.CPU) / took.Minutes())
+	c.Wakeups = float64(last.Switches-first.Switches) / took.Seconds()
+	return c
+}
+
+// Scrape reads metrics as Prometheus does, over a connection that is kept, and
+// returns the size of the answer.
+func Scrape(ctx context.Context, url string) (size int64, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return 0, fmt.Errorf("scrape: %w", err)
+	}
+	req.Header.Set("Accept", "application/openmetrics-text;version=1.0.0;q=0.6,text/plain;version=0.0.4;q=0.5")
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return 0, fmt.Errorf("scrape: %w", err)
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return 0, fmt.Errorf("scrape %s: %s", url, resp.Status)
+	}
+	if size, err = io.Copy(io.Discard, resp.Body); err != nil {
+		return 0, fmt.Errorf("scrape %s: %w", url, err)
+	}
+	return size, nil
+}

@@ -1,0 +1,151 @@
+package pressure
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// Filesystem is an ext4 filesystem of its own, in a file, to be filled and
+// emptied. Its methods are not safe for concurrent use.
+type Filesystem struct {
+	// Dir is where it is mounted.
+	Dir    string
+	keeper *child
+	inodes int // how many files TakeInodes has made
+}
+
+const (
+	ballast   = "ballast" // holds the space
+	inodesDir = "inodes"  // holds the empty files
+)
+
+// Disk makes and mounts a filesystem of the given number of MiB; the kernel
+// keeps a few of them for itself. Little of it exists on the disk below. It
+// needs root and the programs mkfs.ext4 and mount.
+func Disk(mebibytes int) (_ *Filesystem, err error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("make filesystem: needs root")
+	}
+	top, err := os.MkdirTemp("", "nodeprobe-pressure-")
+	if err != nil {
+		return nil, fmt.Errorf("make filesystem: %w", err)
+	}
+	image := filepath.Join(top, "image")
+	f := &Filesystem{Dir: filepath.Join(top, "mnt")}
+	// Before there is anything to undo, so that there is no gap.
+	f.keeper, err = startChild(role{Keep: []undo{{Unmount: f.Dir}, {RemoveAll: top}}})
+	if err != nil {
+		return nil, errors.Join(err, os.RemoveAll(top))
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, f.Close())
+		}
+	}()
+	if err := os.Mkdir(f.Dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make filesystem: %w", err)
+	}
+	for _, command := range [][]string{
+		// Without blocks reserved for root, what is free is available to all;
+		// without lazy initialization no kernel thread writes to it later on.
+		{"mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0", image, strconv.Itoa(mebibytes) + "M"},
+		// The loop device is freed when the filesystem is unmounted.
+		{"mount", "-o", "loop,nosuid,nodev", image, f.Dir},
+	} {
+		if output, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
+			return nil, fmt.Errorf("make filesystem: run %s: %w: %s", command[0], err, output)
+		}
+	}
+	return f, nil
+}
+
+// Fill takes up space until no more than the given number of bytes is
+// available, to within a block or two. A later call with more gives some back.
+func (f *Filesystem) Fill(available int64) error {
+	now, err := f.Available()
+	if err != nil {
+		return err
+	}
+	file, err := os.OpenFile(filepath.Join(f.Dir, ballast), os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return fmt.Errorf("fill filesystem: %w", err)
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return fmt.Errorf("fill filesystem: %w", err)
+	}
+	size := max(0, info.Size()+now-available)
+	if size <= info.Size() {
+		err = file.Truncate(size)
+	} else {
+		// Takes the blocks at once, and writes nothing to the disk below.
+		err = unix.Fallocate(int(file.Fd()), 0, 0, size)
+	}
+	if err != nil {
+		return fmt.Errorf("fill filesystem: %w", err)
+	}
+	return nil
+}
+
+// TakeInodes makes empty files until no more than the given number of inodes is
+// free.
+func (f *Filesystem) TakeInodes(free int64) error {
+	dir := filepath.Join(f.Dir, inodesDir)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fmt.Errorf("take inodes: %w", err)
+	}
+	now, err := f.InodesFree()
+	if err != nil {
+		return err
+	}
+	for ; now > free; now-- {
+		file, err := os.Create(filepath.Join(dir, strconv.Itoa(f.inodes)))
+		if err != nil {
+			return fmt.Errorf("take inodes: %w", err)
+		}
+		file.Close()
+		f.inodes++
+	}
+	return nil
+}
+
+// Empty gives all space and inodes back.
+func (f *Filesystem) Empty() error {
+	f.inodes = 0
+	if err := errors.Join(
+		os.RemoveAll(filepath.Join(f.Dir, ballast)),
+		os.RemoveAll(filepath.Join(f.Dir, inodesDir)),
+	); err != nil {
+		return fmt.Errorf("empty filesystem: %w", err)
+	}
+	return nil
+}
+
+// Available returns how many bytes unprivileged users may still write.
+func (f *Filesystem) Available() (int64, error) {
+	st, err := f.statfs()
+	return int64(st.Bavail) * st.Frsize, err
+}
+
+// InodesFree returns how many files may still be made.
+func (f *Filesystem) InodesFree() (int64, error) {
+	st, err := f.statfs()
+	return int64(st.Ffree), err
+}
+
+func (f *Filesystem) statfs() (st unix.Statfs_t, err error) {
+	if err := unix.Statfs(f.Dir, &st); err != nil {
+		return st, fmt.Errorf("statfs %s: %w", f.Dir, err)
+	}
+	return st, nil
+}
+
+// Close unmounts the filesystem and removes it. Closing twice is fine.
+func (f *Filesystem) Close() error { return f.keeper.release() }

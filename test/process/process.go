@@ -1,0 +1,202 @@
+// Package process runs the programs that the tests are made of. Each writes to
+// a log file, is known by its process ID, is killed by the kernel if the test
+// dies, and is reported with the end of its log if it dies itself.
+package process
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"time"
+)
+
+// Spec says what to run.
+type Spec struct {
+	// Name is used in messages. Empty means the base name of Path.
+	Name string
+	// Path is the program's file, Args its arguments without the program's name.
+	Path string
+	Args []string
+	// Env is added to this process's environment.
+	Env []string
+	// LogFile receives stdout and stderr; it is appended to, so that the log of
+	// a restarted program holds both lives. It must not be empty.
+	LogFile string
+}
+
+// Process is a running or ended program.
+type Process struct {
+	name    string
+	logFile string
+	cmd     *exec.Cmd
+	exited  chan struct{} // closed once err is set
+	err     error
+}
+
+// Start runs the program. The caller owns the process and must Stop it.
+func Start(spec Spec) (*Process, error) {
+	if spec.Name == "" {
+		spec.Name = filepath.Base(spec.Path)
+	}
+	log, err := os.OpenFile(spec.LogFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("open log of %s: %w", spec.Name, err)
+	}
+	cmd := exec.Command(spec.Path, spec.Args...)
+	cmd.Env = append(os.Environ(), spec.Env...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Pdeathsig: syscall.SIGKILL,
+		// ^C at the terminal is for the test, which then ends its processes in order.
+		Setpgid: true,
+	}
+	p := &Process{name: spec.Name, logFile: spec.LogFile, cmd: cmd, exited: make(chan struct{})}
+
+	started := make(chan error)
+	go func() {
+		defer log.Close()
+		// Pdeathsig is sent when the parent *thread* ends (golang/go#27505), so
+		// the thread that forks has to live for as long as the child.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err != nil {
+			return
+		}
+		if p.err = cmd.Wait(); p.err == nil {
+			p.err = errors.New("exit status 0")
+		}
+		close(p.exited)
+	}()
+	if err := <-started; err != nil {
+		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
+	}
+	return p, nil
+}
+
+// PID returns the process ID.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
+
+// Exited is closed when the process has ended, for whatever reason.
+func (p *Process) Exited() <-chan struct{} { return p.exited }
+
+// Signal sends a signal to the process. It is an error if it has ended.
+func (p *Process) Signal(sig os.Signal) error {
+	if err := p.cmd.Process.Signal(sig); err != nil {
+		return fmt.Errorf("signal %s: %w", p.name, err)
+	}
+	return nil
+}
+
+// Stop asks the process to end, kills it after grace, and returns when it is
+// gone. Without grace it is killed at once. Stopping twice is fine.
+func (p *Process) Stop(grace time.Duration) {
+	if grace > 0 && p.cmd.Process.Signal(syscall.SIGTERM) == nil {
+		select {
+		case <-p.exited:
+			return
+		case <-time.After(grace):
+		}
+	}
+	// Fails only if the process has ended already.
+	_ = p.cmd.Process.Kill()
+	<-p.exited
+}
+
+// WaitReady calls ready every 50 ms until it returns nil. It fails with the end
+// of the process's log if the process ends first or ctx does.
+func (p *Process) WaitReady(ctx context.Context, ready func(context.Context) error) error {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := p.attempt(ctx, ready)
+		// Before err: somebody else may answer where the process should have.
+		select {
+		case <-p.exited:
+			return &ExitError{Name: p.name, Err: p.err, Log: LogTail(p.logFile, 20)}
+		default:
+		}
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-p.exited:
+		case <-ctx.Done():
+			return fmt.Errorf("wait for %s: %w; last attempt: %w\n%s", p.name, context.Cause(ctx), err, LogTail(p.logFile, 20))
+		case <-tick.C:
+		}
+	}
+}
+
+// attempt calls ready once, for no longer than the process lives.
+func (p *Process) attempt(ctx context.Context, ready func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	go func() {
+		select {
+		case <-p.exited:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	return ready(ctx)
+}
+
+// ExitError says that a process ended before it was ready.
+type ExitError struct {
+	Name string
+	Err  error
+	// Log is the end of what the process wrote.
+	Log string
+}
+
+func (e *ExitError) Error() string {
+	return fmt.Sprintf("%s ended early: %v; its last lines:\n%s", e.Name, e.Err, e.Log)
+}
+
+func (e *ExitError) Unwrap() error { return e.Err }
+
+// LogTail returns the last lines of a log file, indented, or why they cannot be
+// read.
+func LogTail(file string, lines int) string {
+	const window = 64 << 10
+	f, err := os.Open(file)
+	if err != nil {
+		return err.Error()
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return err.Error()
+	}
+	buf := make([]byte, min(info.Size(), window))
+	n, _ := f.ReadAt(buf, info.Size()-int64(len(buf)))
+	all := bytes.Split(bytes.TrimRight(buf[:n], "\n"), []byte("\n"))
+	all = all[max(0, len(all)-lines):]
+	return "\t" + string(bytes.Join(all, []byte("\n\t")))
+}
+
+// FreePorts returns n different TCP ports that were free on 127.0.0.1 a moment
+// ago. Another process may take one before it is used: a program that cannot
+// bind its port has to be started again with new ones.
+func FreePorts(n int) ([]int, error) {
+	ports := make([]int, 0, n)
+	for range n {
+		l, err := net.Listen("tcp4", "127.0.0.1:0")
+		if err != nil {
+			return nil, fmt.Errorf("find a free port: %w", err)
+		}
+		// Held until all are found, so that none is handed out twice.
+		defer l.Close()
+		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+	}
+	return ports, nil
+}
