@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"runtime/debug"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -48,9 +47,6 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 	}()
 	d.sensor = bpf.Open(bpf.Options{Disabled: cfg.BPF == "off"})
 	reg.MustRegister(d.sensor)
-	// Decoding the kernel's types left megabytes of garbage, which would count
-	// as ours until the next collection, hours from now.
-	debug.FreeOSMemory()
 	logHooks(log, d.sensor.Hooks())
 
 	d.sampler, err = probe.New(samplerConfig(cfg, paths, d.sensor, log, reg))
@@ -111,6 +107,13 @@ func (d *daemon) run(ctx context.Context, listener net.Listener) error {
 		}
 	}
 	d.monitor.observe(first)
+
+	trimmer := time.AfterFunc(trimAfter, func() {
+		if err := trim(); err != nil {
+			d.log.Debug("memory of the start is not given back", "err", err)
+		}
+	})
+	defer trimmer.Stop()
 
 	tasks, ctx := errgroup.WithContext(ctx)
 	tasks.Go(func() error { return d.sampler.Run(ctx, d.monitor.observe) })

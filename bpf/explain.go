@@ -1,0 +1,149 @@
+//go:build linux && (amd64 || arm64)
+
+package bpf
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
+)
+
+// withoutBPF ends every Remedy: it always helps.
+const withoutBPF = "or run without BPF (bpf: off)"
+
+// environment is what decides whether this process can use BPF at all. The
+// kernel answers EPERM to nearly everything, so that the reason must be looked
+// for here.
+type environment struct {
+	// release is the kernel's, as in uname -r.
+	release string
+	// caps are the effective capabilities, one bit each.
+	caps uint64
+	// userNamespace says that they only hold in a user namespace.
+	userNamespace bool
+	// seccomp says that a filter is in force.
+	seccomp bool
+	// lockdown is "none", "integrity", "confidentiality", or "" if not known.
+	lockdown string
+	// memlock is why raiseMemlock failed.
+	memlock error
+}
+
+// initialUserNamespace is the inode number that the kernel gives it
+// (PROC_USER_INIT_INO).
+const initialUserNamespace = 0xEFFFFFFD
+
+// readEnvironment looks at the process and the kernel. What it cannot find out
+// it leaves at zero.
+func readEnvironment() environment {
+	var env environment
+	var uname unix.Utsname
+	if unix.Uname(&uname) == nil {
+		env.release = unix.ByteSliceToString(uname.Release[:])
+	}
+	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if unix.Capget(&hdr, &data[0]) == nil {
+		env.caps = uint64(data[1].Effective)<<32 | uint64(data[0].Effective)
+	}
+	var st unix.Stat_t
+	if unix.Stat("/proc/self/ns/user", &st) == nil {
+		env.userNamespace = st.Ino != initialUserNamespace
+	}
+	mode, err := unix.PrctlRetInt(unix.PR_GET_SECCOMP, 0, 0, 0, 0)
+	env.seccomp = err == nil && mode == unix.SECCOMP_MODE_FILTER
+	if b, err := os.ReadFile("/sys/kernel/security/lockdown"); err == nil {
+		env.lockdown = parseLockdown(b)
+	}
+	return env
+}
+
+// raiseMemlock lifts RLIMIT_MEMLOCK, which the memory of BPF counts towards
+// before Linux 5.11. It needs CAP_SYS_RESOURCE, and is of no use later: an error
+// only matters if loading fails as well. cilium's package rlimit would do the
+// same, but makes bpf(2) calls at every start of the program, also when BPF is
+// turned off.
+func raiseMemlock() error {
+	infinite := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
+	return os.NewSyscallError("setrlimit", unix.Setrlimit(unix.RLIMIT_MEMLOCK, &infinite))
+}
+
+// parseLockdown returns the chosen one of "none [integrity] confidentiality".
+func parseLockdown(b []byte) string {
+	_, rest, _ := bytes.Cut(b, []byte{'['})
+	mode, _, _ := bytes.Cut(rest, []byte{']'})
+	return string(mode)
+}
+
+// missingCaps returns the names of the capabilities that are needed and absent.
+// CAP_SYS_ADMIN includes both.
+func (env environment) missingCaps() []string {
+	has := func(capability int) bool { return env.caps&(1<<capability) != 0 }
+	var missing []string
+	if has(unix.CAP_SYS_ADMIN) {
+		return nil
+	}
+	if !has(unix.CAP_BPF) {
+		missing = append(missing, "CAP_BPF")
+	}
+	if !has(unix.CAP_PERFMON) {
+		missing = append(missing, "CAP_PERFMON")
+	}
+	return missing
+}
+
+// explain turns an error of loading or attaching into the one to show, and what
+// would mend it. A refusal for want of permission loses the library's guess at
+// the reason, which is RLIMIT_MEMLOCK in all cases.
+func (env environment) explain(err error) (error, string) {
+	refused := errors.Is(err, unix.EPERM)
+	brief := err
+	if refused {
+		brief = unix.EPERM
+	}
+	if missing := env.missingCaps(); missing != nil {
+		return fmt.Errorf("lacks %s: %w", strings.Join(missing, " and "), brief),
+			"needs CAP_BPF and CAP_PERFMON (before Linux 5.8 CAP_SYS_ADMIN); add them, run privileged, " + withoutBPF
+	}
+	var verifier *ebpf.VerifierError
+	switch {
+	case errors.Is(err, unix.ENOSYS):
+		return fmt.Errorf("bpf(2) is missing: %w", unix.ENOSYS),
+			"use a kernel built with CONFIG_BPF_SYSCALL, allow bpf in the seccomp profile, " + withoutBPF
+	case env.lockdown == "confidentiality":
+		return fmt.Errorf("kernel lockdown is %q: %w", env.lockdown, brief),
+			"boot with lockdown=integrity or none, " + withoutBPF
+	case refused && env.userNamespace:
+		return fmt.Errorf("capabilities only hold in a user namespace: %w", brief),
+			"run in the initial user namespace (not rootless), " + withoutBPF
+	case refused && env.seccomp:
+		return fmt.Errorf("bpf(2) refused, most likely by the seccomp filter: %w", brief),
+			"allow bpf in the seccomp profile, " + withoutBPF
+	case refused && env.memlock != nil:
+		return fmt.Errorf("bpf(2) refused, with RLIMIT_MEMLOCK limited (%v): %w", env.memlock, brief),
+			"raise LimitMEMLOCK or add CAP_SYS_RESOURCE (only needed before Linux 5.11), " + withoutBPF
+	case refused:
+		return fmt.Errorf("kernel %s refuses bpf(2): %w", env.release, brief),
+			"look for a security module that forbids it, " + withoutBPF
+	case errors.Is(err, ebpf.ErrNotSupported):
+		return fmt.Errorf("kernel %s: %w (%w)", env.release, err, errors.ErrUnsupported),
+			"use a newer kernel, " + withoutBPF
+	case errors.As(err, &verifier):
+		return fmt.Errorf("verifier of kernel %s: %w", env.release, err),
+			"report this with the log that nodeprobe preflight prints, " + withoutBPF
+	}
+	return err, "report this with the kernel's version, " + withoutBPF
+}
+
+// remedyNoTypes is the remedy for kernel types that cannot be read from path.
+func (env environment) remedyNoTypes(path string) string {
+	if path != "" {
+		return fmt.Sprintf("have %s describe kernel %s or leave it out, %s", path, env.release, withoutBPF)
+	}
+	return fmt.Sprintf("use a kernel built with CONFIG_DEBUG_INFO_BTF (%s shows no %s), %s", env.release, kernelBTF, withoutBPF)
+}

@@ -1,0 +1,50 @@
+package bpf
+
+// Hook is one program of ours and the place in the kernel where it belongs.
+type Hook struct {
+	// Signal is what the program contributes to.
+	Signal Signal
+	// Name is the program type and the tracepoint, such as
+	// "tp_btf/task_newtask".
+	Name string
+	// Attached says that the program runs.
+	Attached bool
+	// Err is why it does not; nil if Attached. It wraps ErrDisabled,
+	// errors.ErrUnsupported (the kernel or the architecture lacks something),
+	// os.ErrPermission, os.ErrNotExist (no kernel BTF), or what the kernel
+	// said. "%+v" prints the whole log where the verifier refused.
+	Err error
+	// Remedy is what a person can do about Err, as a sentence without a full
+	// stop; "" if Attached.
+	Remedy string
+}
+
+// program is an entry of the table of programs. It has the name of the
+// tracepoint that it is written for.
+type program struct {
+	signal Signal
+	name   string
+	// needs says where the tracepoint exists.
+	needs string
+	// instead is the program to use where it does not.
+	instead string
+}
+
+// programs lists what Open attaches, by signal and in order.
+func programs() []program {
+	return []program{
+		{signal: Tasks, name: "task_newtask", needs: "Linux 5.5"},
+		{signal: Tasks, name: "sched_process_free", needs: "Linux 5.5"},
+		{signal: OOM, name: "mark_victim", needs: "Linux 5.8"},
+		{signal: Reclaim, name: "mm_vmscan_direct_reclaim_begin", needs: "Linux 5.5"},
+		{signal: Reclaim, name: "mm_vmscan_direct_reclaim_end", needs: "Linux 5.5"},
+		{signal: Reclaim, name: "mm_vmscan_memcg_reclaim_begin", needs: "Linux 5.5 with CONFIG_MEMCG"},
+		{signal: Reclaim, name: "mm_vmscan_memcg_reclaim_end", needs: "Linux 5.5 with CONFIG_MEMCG"},
+		{signal: BlockIO, name: "block_rq_error", needs: "Linux 5.18 with CONFIG_BLOCK", instead: "block_rq_complete"},
+	}
+}
+
+// hook returns the Hook of the program, not attached.
+func (p program) hook() Hook {
+	return Hook{Signal: p.signal, Name: "tp_btf/" + p.name}
+}

@@ -1,0 +1,200 @@
+//go:build ignore
+
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * The kernel-side programs of nodeprobe. All of them are BTF tracepoint
+ * programs (tp_btf, Linux 5.5), named after their tracepoint: of all ways to
+ * attach, this one is both cheap and refused by no kernel that has BPF and BTF.
+ * They only count, and tell user space of one thing: an OOM kill.
+ *
+ * Arguments that no program uses are not declared, because kernels add to them
+ * and change their types.
+ */
+#include "kernel.h"
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+#include "reclaim.h"
+#include "totals.h"
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";
+
+/* Signal Tasks */
+
+/* The initial PID namespace: static in the kernel, so the address stays good. */
+struct pid_namespace *initial_pid_ns;
+
+/* The kernel's flag in pid_allocated that the namespace may still grow. */
+#define PIDNS_ADDING (1U << 31)
+
+/* Runs after the PID has been allocated: the count includes the new task. */
+SEC("tp_btf/task_newtask")
+int BPF_PROG(task_newtask, struct task_struct *task)
+{
+	struct pid_namespace *ns = task->thread_pid->numbers[0].ns;
+
+	if (!initial_pid_ns)
+		initial_pid_ns = ns;
+	/* Of two CPUs the later store wins, which may be the older figure; the
+	 * next fork or release mends that. */
+	counters.tasks = ns->pid_allocated & ~PIDNS_ADDING;
+	add(forks, 1);
+	return 0;
+}
+
+/*
+ * A task is counted out here and not in sched_process_exit, which runs before
+ * the PID is released (a zombie still holds one): that count would be too high
+ * by the task itself, and stay so until the next fork. It would also be a third
+ * program per task, at about 60 ns, for what this one knows as well. The price
+ * is that RCU calls this some milliseconds late. By now the task has no
+ * thread_pid any more, hence initial_pid_ns.
+ */
+SEC("tp_btf/sched_process_free")
+int BPF_PROG(sched_process_free)
+{
+	unsigned int allocated;
+
+	add(exits, 1);
+	if (!initial_pid_ns)
+		return 0;
+	if (!bpf_core_read(&allocated, sizeof(allocated), &initial_pid_ns->pid_allocated))
+		counters.tasks = allocated & ~PIDNS_ADDING;
+	return 0;
+}
+
+/* Signal OOM */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 64 * 1024);
+} events SEC(".maps");
+
+/* Makes clang emit the type's BTF, for bpf2go. */
+struct event *event_type __attribute__((unused));
+
+/*
+ * Kernels before 6.9 pass mark_victim the victim's thread id instead of its
+ * task (stable ones have either). User space looks it up and sets this before
+ * loading, and then the verifier only sees the branch that suits the kernel.
+ */
+const volatile bool victim_is_task = true;
+
+/*
+ * The inode number of the directory of the task's memory cgroup. That of the
+ * memory hierarchy if that is a v1 one, and 0 without CONFIG_MEMCG.
+ */
+static __always_inline u64 memory_cgroup_id(struct task_struct *task)
+{
+	struct css_set *set = task->cgroups;
+	struct cgroup_subsys_state *css = 0;
+	u64 i;
+
+	if (!bpf_core_enum_value_exists(enum cgroup_subsys_id, memory_cgrp_id))
+		return 0;
+	i = bpf_core_enum_value(enum cgroup_subsys_id, memory_cgrp_id);
+	/* The index is only known at load, so that clang cannot record the access. */
+	bpf_probe_read_kernel(&css, sizeof(css), (void *)__builtin_preserve_access_index(&set->subsys[0]) + i * sizeof(css));
+	return BPF_CORE_READ(css, cgroup, kn, id);
+}
+
+/*
+ * The kernel calls this with oom_lock held, so that one CPU at a time is in
+ * here and a plain increment makes a sequence number. (An atomic one would need
+ * fetch-and-add, see totals.h.)
+ */
+SEC("tp_btf/mark_victim")
+int mark_victim(u64 *ctx)
+{
+	u64 seq = ++counters.oom_kills;
+	struct event *event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
+
+	if (!event) {
+		add(lost, 1);
+		return 0;
+	}
+	event->time = bpf_ktime_get_ns();
+	event->seq = seq;
+	event->kind = EVENT_OOM_KILL;
+	event->scope = reclaim_scope();
+	if (victim_is_task) {
+		struct task_struct *task = (void *)ctx[0];
+
+		event->pid = task->tgid;
+		event->cgroup_id = memory_cgroup_id(task);
+		bpf_core_read(&event->comm, sizeof(event->comm), &task->comm);
+	} else {
+		event->pid = ctx[0];
+		event->cgroup_id = 0;
+		__builtin_memset(event->comm, 0, sizeof(event->comm));
+	}
+	bpf_ringbuf_submit(event, 0);
+	return 0;
+}
+
+/* Signal Reclaim */
+
+SEC("tp_btf/mm_vmscan_direct_reclaim_begin")
+int BPF_PROG(mm_vmscan_direct_reclaim_begin)
+{
+	reclaim_begin(SCOPE_NODE);
+	return 0;
+}
+
+SEC("tp_btf/mm_vmscan_direct_reclaim_end")
+int BPF_PROG(mm_vmscan_direct_reclaim_end)
+{
+	direct_reclaim_end();
+	return 0;
+}
+
+SEC("tp_btf/mm_vmscan_memcg_reclaim_begin")
+int BPF_PROG(mm_vmscan_memcg_reclaim_begin)
+{
+	reclaim_begin(SCOPE_CGROUP);
+	return 0;
+}
+
+SEC("tp_btf/mm_vmscan_memcg_reclaim_end")
+int BPF_PROG(mm_vmscan_memcg_reclaim_end)
+{
+	cgroup_reclaim_end();
+	return 0;
+}
+
+/* Signal BlockIO: one of these two */
+
+/* Only runs for errors, and only for those that the kernel logs. Linux 5.18. */
+SEC("tp_btf/block_rq_error")
+int BPF_PROG(block_rq_error)
+{
+	add(block_errors, 1);
+	return 0;
+}
+
+/*
+ * The same for older kernels, at the price of a run per request. The conditions
+ * are those of block_rq_error: commands passed through for user space, such as
+ * by smartctl, may fail at will; and so may whatever asked for quiet.
+ */
+#define REQ_OP_MASK 0xff
+#define REQ_OP_PASSTHROUGH_FIRST 32 /* SCSI_IN; DRV_IN is 34 */
+#define REQ_OP_PASSTHROUGH_LAST 35  /* DRV_OUT */
+
+static __always_inline bool logged(struct request *rq)
+{
+	unsigned int op = rq->cmd_flags & REQ_OP_MASK;
+	u32 quiet = 1 << 11; /* before the flags became an enum */
+
+	if (bpf_core_enum_value_exists(enum rqf_flags, __RQF_QUIET))
+		quiet = 1 << bpf_core_enum_value(enum rqf_flags, __RQF_QUIET);
+	return !(rq->rq_flags & quiet) && (op < REQ_OP_PASSTHROUGH_FIRST || op > REQ_OP_PASSTHROUGH_LAST);
+}
+
+SEC("tp_btf/block_rq_complete")
+int BPF_PROG(block_rq_complete, struct request *rq, int error)
+{
+	if (error && logged(rq))
+		add(block_errors, 1);
+	return 0;
+}

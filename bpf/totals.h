@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What the programs and user space share: counters, and the event. */
+#ifndef NODEPROBE_TOTALS_H
+#define NODEPROBE_TOTALS_H
+
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
+
+/*
+ * All counters live in one struct in .bss, which user space maps into its own
+ * memory: reading them costs neither a system call nor an event. Each field is
+ * an aligned u64 and is read whole; the fields are not one consistent cut.
+ *
+ * One shared copy instead of one per CPU: what is counted here costs the kernel
+ * 10 us or more each time, beside which a cache line that moves is nothing; and
+ * per-CPU maps cannot be mapped.
+ */
+struct totals {
+	u64 tasks;
+	u64 forks;
+	u64 exits;
+	u64 oom_kills;
+	u64 direct_reclaims;
+	u64 direct_reclaim_ns;
+	u64 cgroup_reclaims;
+	u64 cgroup_reclaim_ns;
+	u64 block_errors;
+	u64 lost;
+};
+
+struct totals counters;
+
+/*
+ * The result must stay unused: then clang emits a plain atomic add, which every
+ * JIT has. The JIT for arm64 refuses fetch-and-add and cmpxchg before 5.18.
+ */
+#define add(counter, n) ((void)__sync_fetch_and_add(&counters.counter, (n)))
+
+enum event_kind {
+	EVENT_OOM_KILL = 1,
+};
+
+/* Which memory ran out. */
+enum scope {
+	SCOPE_UNKNOWN = 0,
+	SCOPE_NODE = 1,
+	SCOPE_CGROUP = 2,
+};
+
+/* No padding: every byte of a ring buffer record must be written. */
+struct event {
+	u64 time; /* CLOCK_MONOTONIC, ns */
+	u64 seq;
+	u64 cgroup_id;
+	u32 pid;
+	u16 kind;
+	u16 scope;
+	u8 comm[16];
+};
+
+#endif
