@@ -1,0 +1,77 @@
+# "make help" lists the targets. What a target needs and Debian packages, it
+# installs itself when it runs as root.
+VERSION  ?= v0.1.0-dev
+PREFIX   := $(CURDIR)/bin
+CACHE    := $(or $(NODEPROBE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/nodeprobe)
+LINTER   := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
+# Commands that the tests and "make generate" call, and the packages they are in.
+NEEDED   := clang:clang llvm-strip:llvm promtool:prometheus mkfs.ext4:e2fsprogs losetup:mount
+BUILD    := CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.release=$(VERSION)"
+
+.DEFAULT_GOAL := help
+
+##@ Using it
+
+build: ## build bin/nodeprobe, static and stripped
+	$(BUILD) -o $(PREFIX)/nodeprobe ./cmd/nodeprobe
+
+run: build ## watch this machine: a live table, and /metrics on 127.0.0.1:9732
+	$(PREFIX)/nodeprobe run
+
+demo: deps control-plane ## a real control plane sees each pressure condition flip (needs root)
+	go -C test run ./cmd/demo
+
+image: ## build the container image nodeprobe:$(VERSION)
+	docker build --build-arg VERSION=$(VERSION) -t nodeprobe:$(VERSION) .
+
+##@ Working on it
+
+test: deps vet ## every test; says what it skips, and why, when it is not root
+	go test -race -shuffle=on ./...
+	$(MAKE) --no-print-directory control-plane
+	go -C test test -race -timeout 20m ./...
+
+vet:
+	go vet ./... && go -C test vet ./...
+	GOARCH=arm64 go vet ./... && GOARCH=arm go build -o /dev/null ./cmd/nodeprobe
+
+lint: ## golangci-lint, with the import graph as rules
+	@test -x $(CACHE)/lint/golangci-lint || GOBIN=$(CACHE)/lint go install $(LINTER)
+	$(CACHE)/lint/golangci-lint run ./...
+
+check: lint test ## what CI runs
+	go mod tidy -diff && go -C test mod tidy -diff
+
+generate: deps ## rebuild the BPF objects from their C source
+	go generate ./bpf
+
+fuzz: ## each fuzz target for FUZZTIME (default 30s)
+	@set -e; for pkg in $$(go list ./...); do for f in $$(go test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
+		go test -run '^$$' -fuzz "^$$f$$" -fuzztime $(or $(FUZZTIME),30s) -fuzzminimizetime 10x $$pkg; done; done
+
+bench: ## cost of a sample and a verdict, beside the bare system calls and procfs
+	go test -count=1 -run '^TestReport$$' -v ./probe -report | grep -E 'RESULT|FAIL|ok'
+
+footprint: control-plane ## memory and CPU of a minute, beside node_exporter
+	go -C test run ./cmd/footprint
+
+control-plane: ## build etcd and kube-apiserver (the first time takes minutes)
+	go -C test run ./cmd/controlplane -build-only
+
+deps:
+	@missing=""; for need in $(NEEDED); do \
+		command -v $${need%%:*} >/dev/null || missing="$$missing $${need##*:}"; done; \
+	test -e /usr/include/bpf/bpf_helpers.h || missing="$$missing libbpf-dev"; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "installing$$missing"; \
+		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	else echo "not installed, so some tests will be skipped:$$missing"; fi
+
+clean: ## remove bin
+	rm -rf $(PREFIX)
+
+help: ## this list
+	@awk -F ':.*## ' '/^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+.PHONY: build run demo image test vet lint check generate fuzz bench footprint control-plane deps clean help
