@@ -125,7 +125,7 @@ func (env environment) explain(err error) (error, string) {
 		return fmt.Errorf("bpf(2) refused, most likely by the seccomp filter: %w", brief),
 			"allow bpf in the seccomp profile, " + withoutBPF
 	case refused && env.memlock != nil:
-		return fmt.Errorf("bpf(2) refused, with RLIMIT_MEMLOCK limited (%v): %w", env.memlock, brief),
+		return fmt.Errorf("bpf(2) refused, with RLIMIT_MEMLOCK limited (%w): %w", env.memlock, brief),
 			"raise LimitMEMLOCK or add CAP_SYS_RESOURCE (only needed before Linux 5.11), " + withoutBPF
 	case refused:
 		return fmt.Errorf("kernel %s refuses bpf(2): %w", env.release, brief),

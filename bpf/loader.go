@@ -5,6 +5,7 @@ package bpf
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 
 	"github.com/cilium/ebpf"
@@ -165,7 +166,5 @@ func (l *loader) adapt(part *ebpf.CollectionSpec) error {
 
 // keep makes the maps of coll available to the signals that are loaded later.
 func (l *loader) keep(coll *ebpf.Collection) {
-	for name, m := range coll.Maps {
-		l.maps[name] = m
-	}
+	maps.Copy(l.maps, coll.Maps)
 }

@@ -289,7 +289,7 @@ func run(t *testing.T, config Config, test func(h *Heartbeater)) {
 	}
 	cancel(cause)
 	stopped := time.Now()
-	if err := <-done; err != cause {
+	if err := <-done; !errors.Is(err, cause) {
 		t.Errorf("Run returned %v, want the cause %v", err, cause)
 	}
 	if late := time.Since(stopped); late > 0 {

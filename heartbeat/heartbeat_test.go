@@ -67,8 +67,8 @@ func TestWire(t *testing.T) {
 					OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node, UID: "node-uid"}},
 				},
 				Spec: coordinationv1.LeaseSpec{
-					HolderIdentity:       ptr(node),
-					LeaseDurationSeconds: ptr[int32](40),
+					HolderIdentity:       new(node),
+					LeaseDurationSeconds: new(int32(40)),
 					RenewTime:            micro(epoch),
 				},
 			}
@@ -128,8 +128,10 @@ func TestRetryUpdateLease(t *testing.T) {
 		{"no errors", nil, "PUT", nil},
 		{"connection errors", failing("PUT", timeout, timeout, timeout, timeout), "PUT PUT FAILURE PUT FAILURE PUT FAILURE PUT", nil},
 		{"optimistic lock errors", failing("PUT", timeout, errConflict), "PUT PUT GET PUT", nil},
-		{"only optimistic lock errors", failing("PUT", errConflict, errConflict, errConflict, errConflict, errConflict),
-			"PUT GET PUT GET PUT GET PUT GET PUT GET GET PUT", nil},
+		{
+			"only optimistic lock errors", failing("PUT", errConflict, errConflict, errConflict, errConflict, errConflict),
+			"PUT GET PUT GET PUT GET PUT GET PUT GET GET PUT", nil,
+		},
 		{"V25: one conflict", failing("PUT", errConflict), "PUT GET PUT", nil},
 		{"all tries fail", failing("PUT", errServer, errTooMany, errForbidden, errClosed, errServer), "PUT PUT" + fourFailures + " GET PUT", nil},
 		{"all tries fail twice", func(verb string) error {
@@ -236,8 +238,10 @@ func TestLeaseDeleted(t *testing.T) {
 		next   string
 	}{
 		{"409, as the API server answers", func(a *fakeAPI) { a.edit(func() { a.lease = nil }) }, "PUT GET LOST NODE POST PUT", "PUT"},
-		{"404, as a fake clientset answers", func(a *fakeAPI) { a.edit(func() { a.lease, a.clientsetLike = nil, true }) },
-			"PUT PUT" + fourFailures + " GET LOST NODE POST", "PUT"},
+		{
+			"404, as a fake clientset answers", func(a *fakeAPI) { a.edit(func() { a.lease, a.clientsetLike = nil, true }) },
+			"PUT PUT" + fourFailures + " GET LOST NODE POST", "PUT",
+		},
 		{"with the node", func(a *fakeAPI) { a.edit(func() { a.lease, a.nodeUID = nil, "" }) }, "PUT GET LOST NODE", "GET NODE"},
 		{"re-created by hand", recreate(func(*coordinationv1.Lease) {}), "PUT GET LOST NODE PUT", "PUT"},
 		{"re-created from a copy", recreate(func(l *coordinationv1.Lease) {

@@ -12,8 +12,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-func ptr[T any](v T) *T { return &v }
-
 func micro(t time.Time) *metav1.MicroTime { return &metav1.MicroTime{Time: t} }
 
 // The cases about the owner are in TestOwner: it takes a call to find out.
@@ -26,15 +24,15 @@ func TestNewLease(t *testing.T) {
 			OwnerReferences: []metav1.OwnerReference{{Name: "owner"}},
 		},
 		Spec: coordinationv1.LeaseSpec{
-			HolderIdentity:       ptr("somebody"),
-			LeaseDurationSeconds: ptr[int32](10),
+			HolderIdentity:       new("somebody"),
+			LeaseDurationSeconds: new(int32(10)),
 			AcquireTime:          micro(old),
 			RenewTime:            micro(old),
-			LeaseTransitions:     ptr[int32](4),
+			LeaseTransitions:     new(int32(4)),
 		},
 	}
 	renewed := base.DeepCopy()
-	renewed.Spec.LeaseDurationSeconds = ptr[int32](40)
+	renewed.Spec.LeaseDurationSeconds = new(int32(40))
 	renewed.Spec.RenewTime = micro(now)
 
 	for _, test := range []struct {
@@ -45,8 +43,8 @@ func TestNewLease(t *testing.T) {
 		want: &coordinationv1.Lease{
 			ObjectMeta: metav1.ObjectMeta{Name: node, Namespace: Namespace},
 			Spec: coordinationv1.LeaseSpec{
-				HolderIdentity:       ptr(node),
-				LeaseDurationSeconds: ptr[int32](40),
+				HolderIdentity:       new(node),
+				LeaseDurationSeconds: new(int32(40)),
 				RenewTime:            micro(now),
 			},
 		},
@@ -185,7 +183,7 @@ func TestSighting(t *testing.T) {
 	at := func(renewTime time.Duration) *coordinationv1.Lease {
 		return &coordinationv1.Lease{
 			ObjectMeta: metav1.ObjectMeta{UID: "1"},
-			Spec:       coordinationv1.LeaseSpec{HolderIdentity: ptr(node), RenewTime: micro(epoch.Add(renewTime))},
+			Spec:       coordinationv1.LeaseSpec{HolderIdentity: new(node), RenewTime: micro(epoch.Add(renewTime))},
 		}
 	}
 	with := func(lease *coordinationv1.Lease, uid types.UID, holder *string) *coordinationv1.Lease {
@@ -209,10 +207,10 @@ func TestSighting(t *testing.T) {
 		{"first look, no lease", never, nil, false, now},
 		{"first look, our name", never, at(0), false, now},
 		{"first look, no name", never, with(at(0), "1", nil), false, now},
-		{"first look, foreign name", never, with(at(0), "1", ptr("x")), true, now},
-		{"first look, foreign name, never renewed", never, &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{HolderIdentity: ptr("x")}}, false, now},
+		{"first look, foreign name", never, with(at(0), "1", new("x")), true, now},
+		{"first look, foreign name, never renewed", never, &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{HolderIdentity: new("x")}}, false, now},
 		{"only metadata changed", ours, at(0), false, seenAt},
-		{"only the name changed", ours, with(at(0), "1", ptr("x")), false, seenAt},
+		{"only the name changed", ours, with(at(0), "1", new("x")), false, seenAt},
 		{"renewed by somebody else", ours, at(1), true, now},
 		{"renewed by somebody whose clock is behind", ours, at(-time.Hour), true, now},
 		{"our own, the answer was lost", ours, at(5), false, now},
@@ -222,10 +220,10 @@ func TestSighting(t *testing.T) {
 		{"they are not", theirs, at(10), true, now},
 		{"renew time removed", theirs, &coordinationv1.Lease{}, false, now},
 		{"deleted", theirs, nil, false, now},
-		{"re-created by somebody alive", ours, with(at(1), "2", ptr(node)), true, now},
-		{"re-created from a copy", ours, with(at(-time.Minute), "2", ptr(node)), false, now},
-		{"re-created by somebody alive after a look", gone, with(at(1), "2", ptr(node)), true, now},
-		{"re-created from a copy after a look", gone, with(at(-time.Minute), "2", ptr(node)), false, now},
+		{"re-created by somebody alive", ours, with(at(1), "2", new(node)), true, now},
+		{"re-created from a copy", ours, with(at(-time.Minute), "2", new(node)), false, now},
+		{"re-created by somebody alive after a look", gone, with(at(1), "2", new(node)), true, now},
+		{"re-created from a copy after a look", gone, with(at(-time.Minute), "2", new(node)), false, now},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got := test.before.next(test.lease, node, own, now)

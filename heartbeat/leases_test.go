@@ -59,8 +59,8 @@ func testLease() *coordinationv1.Lease {
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: node, UID: "node-uid"}},
 		},
 		Spec: coordinationv1.LeaseSpec{
-			HolderIdentity:       ptr(node),
-			LeaseDurationSeconds: ptr[int32](40),
+			HolderIdentity:       new(node),
+			LeaseDurationSeconds: new(int32(40)),
 			RenewTime:            micro(epoch.Add(123456 * time.Microsecond).Local()),
 		},
 	}

@@ -78,7 +78,7 @@ func TestMetrics(t *testing.T) {
 			want["last_renewal_timestamp_seconds"] = float64(renewed.UnixMicro()) / 1e6
 			check("created")
 
-			api.put(func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = ptr("x") })
+			api.put(func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = new("x") })
 			api.renewAs("kubelet", 0)
 			api.round(t, "PUT GET")
 			want["renewals_total conflict"] = 1
