@@ -50,7 +50,7 @@ fuzz: ## each fuzz target for FUZZTIME (default 30s)
 		go test -run '^$$' -fuzz "^$$f$$" -fuzztime $(or $(FUZZTIME),30s) -fuzzminimizetime 10x $$pkg; done; done
 
 bench: ## cost of a sample and a verdict, beside the bare system calls and procfs
-	go test -count=1 -run '^TestReport$$' -v ./probe -report | grep -E 'RESULT|FAIL|ok'
+	go test -count=1 -cpu 1 -run BenchReport -v ./probe -bench-report | grep -E 'RESULT|FAIL|^ok'
 
 footprint: control-plane ## memory and CPU of a minute, beside node_exporter
 	go -C test run ./cmd/footprint

@@ -166,7 +166,7 @@ func TestCancel(t *testing.T) {
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			cancel()
-			if err := h.Run(ctx); err != context.Canceled {
+			if err := h.Run(ctx); !errors.Is(err, context.Canceled) {
 				t.Errorf("Run returned %v", err)
 			}
 			api.took(t, "")

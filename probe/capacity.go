@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,15 +15,20 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// readCPUs counts the CPUs that are online. The kubelet skips a CPU without
-// topology files, which some ARM kernels do not have; this does not.
+// readCPUs counts the CPUs that are online (/sys/devices/system/cpu/online). The
+// kubelet skips a CPU without topology files, which some ARM kernels do not
+// have; this does not.
 func readCPUs(procfsRoot, sysfsRoot string) (int64, error) {
 	online := filepath.Join(sysfsRoot, "devices/system/cpu/online")
 	b, err := os.ReadFile(online)
 	if err == nil {
-		n, err := countList(strings.TrimSpace(string(b)))
+		line, _, whole := nextLine(b)
+		n, err := countList(string(line))
+		if err == nil && !whole {
+			err = errCut
+		}
 		if err != nil {
-			return 0, readError(online, err)
+			return 0, readError(online, lineError(line, err))
 		}
 		return n, nil
 	}
@@ -30,16 +36,17 @@ func readCPUs(procfsRoot, sysfsRoot string) (int64, error) {
 		return 0, err
 	}
 	// A kernel without CPU hot-plug support need not have the file.
+	cpuinfo := filepath.Join(procfsRoot, "cpuinfo")
 	proc, err := procfs.NewFS(procfsRoot)
 	if err != nil {
-		return 0, fmt.Errorf("count CPUs: %w", err)
+		return 0, readError(cpuinfo, err)
 	}
 	info, err := proc.CPUInfo()
 	if err != nil {
-		return 0, fmt.Errorf("count CPUs: %w", err)
+		return 0, readError(cpuinfo, err)
 	}
 	if len(info) == 0 {
-		return 0, fmt.Errorf("count CPUs: no processor in %s", filepath.Join(procfsRoot, "cpuinfo"))
+		return 0, readError(cpuinfo, errors.New("no processor"))
 	}
 	return int64(len(info)), nil
 }
@@ -54,70 +61,77 @@ func countList(list string) (int64, error) {
 		first, last, isRange := strings.Cut(part, "-")
 		from, err := strconv.ParseUint(first, 10, 32)
 		if err != nil {
-			return 0, fmt.Errorf("%q: %w", list, errList)
+			return 0, errList
 		}
 		to := from
 		if isRange {
 			if to, err = strconv.ParseUint(last, 10, 32); err != nil {
-				return 0, fmt.Errorf("%q: %w", list, errList)
+				return 0, errList
 			}
 		}
-		if to < from || to >= most {
-			return 0, fmt.Errorf("%q: %w", list, errList)
+		n += int64(to) - int64(from) + 1
+		if to < from || to >= most || n > most {
+			return 0, errList
 		}
-		n += int64(to - from + 1)
 	}
 	return n, nil
 }
 
 // readHugePages reads the persistent pool of every page size that the machine
-// supports, in ascending order. A kernel without huge pages has none.
-func readHugePages(sysfsRoot string, c *Capacity) error {
-	dir := filepath.Join(sysfsRoot, "kernel/mm/hugepages")
-	c.NumHugePages = 0
+// supports, in ascending order. A kernel without huge pages has none. What could
+// not be read keeps the value it had.
+func (c *Capacity) readHugePages(sysfs string) error {
+	dir := filepath.Join(sysfs, "kernel/mm/hugepages")
 	entries, err := os.ReadDir(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read huge pages: %w", err)
+	}
+	if len(entries) > MaxHugePageSizes {
+		return fmt.Errorf("read huge pages: %d page sizes in %s, more than %d", len(entries), dir, MaxHugePageSizes)
 	}
 	var pools []HugePages
 	var errs []error
+	known := c.HugePages[:c.NumHugePages]
 	for _, e := range entries {
 		pool, err := readHugePagePool(dir, e.Name())
 		if err != nil {
 			errs = append(errs, err)
-			continue
+			i := slices.IndexFunc(known, func(p HugePages) bool { return p.PageSize == pool.PageSize })
+			if i < 0 {
+				continue
+			}
+			pool = known[i]
 		}
 		pools = append(pools, pool)
 	}
-	if len(pools) > MaxHugePageSizes {
-		return fmt.Errorf("read huge pages: %d page sizes in %s, more than %d", len(pools), dir, MaxHugePageSizes)
-	}
 	slices.SortFunc(pools, func(a, b HugePages) int { return cmp.Compare(a.PageSize, b.PageSize) })
+	c.HugePages = [MaxHugePageSizes]HugePages{}
 	c.NumHugePages = copy(c.HugePages[:], pools)
 	return errors.Join(errs...)
 }
 
+// readHugePagePool reads the pool in the directory of that name, such as
+// hugepages-2048kB. With an error, PageSize may be set nevertheless.
 func readHugePagePool(dir, name string) (HugePages, error) {
 	kib, found := strings.CutPrefix(name, "hugepages-")
 	kib, ok := strings.CutSuffix(kib, "kB")
-	size, err := strconv.ParseInt(kib, 10, 40)
-	if !found || !ok || err != nil || size <= 0 {
+	size, err := strconv.ParseUint(kib, 10, 40)
+	if !found || !ok || err != nil || size == 0 {
 		return HugePages{}, fmt.Errorf("read huge pages: unexpected name %q in %s", name, dir)
 	}
+	pool := HugePages{PageSize: int64(size) * 1024}
 	path := filepath.Join(dir, name, "nr_hugepages")
 	b, err := os.ReadFile(path)
 	if err != nil {
-		return HugePages{}, fmt.Errorf("read huge pages: %w", err)
+		return pool, fmt.Errorf("read huge pages: %w", err)
 	}
 	n, err := parseNumberFile(b)
+	if err == nil && n > math.MaxInt64/pool.PageSize {
+		err = errRange
+	}
 	if err != nil {
-		return HugePages{}, readError(path, err)
+		return pool, readError(path, err)
 	}
-	if n > 1<<40 {
-		return HugePages{}, readError(path, errRange)
-	}
-	return HugePages{PageSize: size * 1024, Total: n}, nil
+	pool.Total = n
+	return pool, nil
 }

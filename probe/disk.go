@@ -3,8 +3,10 @@ package probe
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"math"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,10 +19,11 @@ import (
 // call returns: there is never more than one per filesystem, and the samples
 // that follow do not wait for it again.
 type filesystem struct {
-	// paths are tried in order; the first that exists counts. They end in
-	// directories that always exist.
-	paths []string
-	call  func(path []byte, st *unix.Statfs_t) error // path ends in NUL
+	rootfs string
+	// dirs are directories of the node, tried in order: the first that exists
+	// counts. They end in the root, which always exists.
+	dirs []string
+	call func(path []byte, st *unix.Statfs_t) error // path ends in NUL
 
 	ask    chan struct{}
 	answer chan statfsAnswer
@@ -37,15 +40,15 @@ type statfsAnswer struct {
 // defaultStatfsTimeout is what the kubelet allows as well.
 const defaultStatfsTimeout = 2 * time.Second
 
-func newFilesystem(paths []string) *filesystem {
-	return &filesystem{paths: paths, call: statfs}
+func newFilesystem(rootfs string, dirs []string) *filesystem {
+	return &filesystem{rootfs: rootfs, dirs: dirs, call: statfs}
 }
 
 // start asks the worker for an answer, unless it still owes one.
 func (f *filesystem) start(now time.Time) {
 	if f.ask == nil {
 		f.ask, f.answer = make(chan struct{}, 1), make(chan statfsAnswer, 1)
-		go statfsWorker(f.paths, f.call, f.ask, f.answer)
+		go statfsWorker(f.rootfs, f.dirs, f.call, f.ask, f.answer)
 	}
 	if !f.asked.IsZero() {
 		select {
@@ -58,22 +61,55 @@ func (f *filesystem) start(now time.Time) {
 	f.ask <- struct{}{}
 }
 
-// statfsWorker answers until ask is closed.
-func statfsWorker(paths []string, call func([]byte, *unix.Statfs_t) error, ask <-chan struct{}, answer chan<- statfsAnswer) {
-	terminated := make([][]byte, len(paths))
-	for i, p := range paths {
-		terminated[i] = append([]byte(p), 0)
-	}
+// statfsWorker answers until ask is closed. Symbolic links are followed once a
+// minute and after an error, and here, as that may hang too.
+func statfsWorker(rootfs string, dirs []string, call func([]byte, *unix.Statfs_t) error, ask <-chan struct{}, answer chan<- statfsAnswer) {
+	var candidates []statfsPath
+	var resolved time.Time
 	var a statfsAnswer // kept, as its address goes where it would be allocated each time
 	for range ask {
-		for i := range paths {
-			a.path = paths[i]
-			if a.err = call(terminated[i], &a.st); a.err != unix.ENOENT {
+		if resolved.IsZero() || time.Since(resolved) >= machineInterval {
+			candidates, resolved = statfsPaths(rootfs, dirs), time.Now()
+		}
+		for i := range candidates {
+			c := &candidates[i]
+			a.path, a.err = c.path, c.err
+			if c.err == nil {
+				a.err = call(c.terminated, &a.st)
+			}
+			if !errors.Is(a.err, fs.ErrNotExist) {
 				break
 			}
 		}
+		if a.err != nil {
+			resolved = time.Time{}
+		}
 		answer <- a
 	}
+}
+
+// statfsPath is one of the paths to try.
+type statfsPath struct {
+	path       string
+	terminated []byte // path and a NUL
+	err        error  // why the path is not known
+}
+
+// statfsPaths finds dirs below rootfs. One that does not exist on the node is
+// left out until the next time.
+func statfsPaths(rootfs string, dirs []string) []statfsPath {
+	var paths []statfsPath
+	for _, dir := range dirs {
+		path, err := nodePath(rootfs, dir)
+		if errors.Is(err, fs.ErrNotExist) && dir != "/" {
+			continue
+		}
+		if err != nil {
+			path = filepath.Join(rootfs, dir)
+		}
+		paths = append(paths, statfsPath{path: path, terminated: append([]byte(path), 0), err: err})
+	}
+	return paths
 }
 
 // finish waits for the answer until the deadline. A worker that was asked in an
@@ -97,7 +133,7 @@ func (f *filesystem) finish(now time.Time, timer *time.Timer, deadline time.Time
 	}
 	f.asked, f.got = time.Time{}, a
 	if a.err != nil {
-		f.got.err = fmt.Errorf("statfs %s: %w", a.path, a.err)
+		f.got.err = &fs.PathError{Op: "statfs", Path: a.path, Err: a.err}
 	}
 }
 
@@ -106,7 +142,7 @@ var errHung = errors.New("no answer")
 // hung names the time of the question, not how long ago it was, so that the
 // message stays the same while nothing changes.
 func (f *filesystem) hung() error {
-	return fmt.Errorf("statfs %s: %w since %s", f.paths[0], errHung, f.asked.Format(time.TimeOnly))
+	return fmt.Errorf("statfs %s: %w since %s", filepath.Join(f.rootfs, f.dirs[0]), errHung, f.asked.Format(time.TimeOnly))
 }
 
 // observations turns the answer into the space and inode signals.
@@ -130,14 +166,14 @@ var errSize = errors.New("impossible size")
 
 // parseStatfs applies the kubelet's formulas: what unprivileged users may fill
 // counts as available (f_bavail, not f_bfree), and every free inode does. A
-// filesystem that does not count inodes has no inode signal: the kubelet takes
-// it for one that has run out.
+// filesystem that does not count inodes (f_files is 0, or nonsense) has no inode
+// signal: the kubelet takes it for one that has run out.
 func parseStatfs(st *unix.Statfs_t) (space, inodes Observation, err error) {
 	unit := uint64(st.Frsize)
 	if unit == 0 {
 		unit = uint64(st.Bsize)
 	}
-	blocks, free := uint64(st.Blocks), uint64(st.Bavail)
+	blocks, free := st.Blocks, st.Bavail
 	if blocks == 0 || unit == 0 || blocks > math.MaxInt64/unit {
 		return space, inodes, fmt.Errorf("%w: %d blocks of %d bytes", errSize, blocks, unit)
 	}
@@ -153,7 +189,8 @@ func parseStatfs(st *unix.Statfs_t) (space, inodes Observation, err error) {
 	return space, inodes, nil
 }
 
-// close lets the worker end; one that hangs ends when its call returns.
+// close lets the worker end; one that hangs ends when its call returns. There
+// is no start after it.
 func (f *filesystem) close() {
 	if f.ask != nil {
 		close(f.ask)
@@ -173,29 +210,26 @@ type diskReader struct {
 // that holds the first of imageDirectories that exists. All are directories of
 // the node, whose root is at rootfs.
 func newDiskReader(rootfs, rootDirectory string, imageDirectories []string, timeout time.Duration) *diskReader {
-	nodefs := ancestors(rootfs, rootDirectory)
-	var images []string
-	for _, dir := range imageDirectories {
-		images = append(images, filepath.Join(rootfs, dir))
-	}
+	nodefs := ancestors(rootDirectory)
 	r := &diskReader{
 		timeout: timeout,
 		timer:   time.NewTimer(math.MaxInt64),
-		nodefs:  newFilesystem(nodefs),
-		imagefs: newFilesystem(append(images, nodefs...)),
+		nodefs:  newFilesystem(rootfs, nodefs),
+		imagefs: newFilesystem(rootfs, slices.Concat(imageDirectories, nodefs)),
 	}
 	r.timer.Stop()
 	return r
 }
 
-// ancestors returns dir below rootfs and every directory above it: on a machine
-// where dir is not there yet, the filesystem that it will be made on counts.
-func ancestors(rootfs, dir string) []string {
-	var paths []string
-	for dir = filepath.Join("/", dir); dir != "/"; dir = filepath.Dir(dir) {
-		paths = append(paths, filepath.Join(rootfs, dir))
+// ancestors returns dir and every directory above it: on a machine where dir is
+// not there yet, the filesystem that it will be made on counts.
+func ancestors(dir string) []string {
+	dirs := []string{filepath.Clean(dir)}
+	for dir = dirs[0]; dir != "/"; {
+		dir = filepath.Dir(dir)
+		dirs = append(dirs, dir)
 	}
-	return append(paths, filepath.Clean(rootfs))
+	return dirs
 }
 
 // start sets the workers going; the answers are awaited after everything else

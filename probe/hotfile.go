@@ -29,9 +29,18 @@ type hotFile struct {
 func newHotFile(path string) hotFile { return hotFile{path: path} }
 
 // read returns the file's present content, valid until the next read. After an
-// error the file is closed and opened anew by the next read, so that a cgroup
-// that was removed and made again is found again.
+// error the file is closed and opened anew by the next read, and at once if it
+// was in a cgroup that has been removed: one of that name may be there again.
 func (f *hotFile) read() ([]byte, error) {
+	wasOpen := f.fd != 0
+	b, err := f.readOnce()
+	if wasOpen && errors.Is(err, unix.ENODEV) {
+		return f.readOnce()
+	}
+	return b, err
+}
+
+func (f *hotFile) readOnce() ([]byte, error) {
 	if f.fd == 0 {
 		if f.path == "" {
 			return nil, fs.ErrNotExist
@@ -58,15 +67,16 @@ func (f *hotFile) read() ([]byte, error) {
 		n += got
 		// A file whose whole text the kernel makes at once fits in one read. One
 		// that is made record by record, such as vmstat, comes in pieces of a
-		// page, each shorter than what was asked for: only a read that comes
-		// back nearly empty-handed ends it. Asking again costs as much as the
-		// first read did, so ask only where a piece may be missing.
-		if n < len(f.buf) && (got == 0 || n < pieceSize) {
+		// page, each shorter than what was asked for: only a piece that is not
+		// full, or none, ends it. Asking again costs as much as the first read
+		// did, so ask only where a piece may be missing.
+		if n < len(f.buf) && got < pieceSize {
 			return f.buf[:n], nil
 		}
 		if n == len(f.buf) {
 			if n >= maxHotFile {
 				f.close()
+				f.buf = nil // nobody needs that much again
 				return nil, &fs.PathError{Op: "read", Path: f.path, Err: errTooLong}
 			}
 			f.buf = append(f.buf, make([]byte, len(f.buf))...)
@@ -74,9 +84,9 @@ func (f *hotFile) read() ([]byte, error) {
 	}
 }
 
-// pieceSize is the least length at which a file of many records may have been
-// cut: the kernel cuts it at a record's end, and no record of the files that
-// are read here is longer than 64 bytes.
+// pieceSize is the least length of a piece that more may follow: seq_file cuts
+// its page of 4 KiB (or more) at a record's end, and no record of a file of
+// many records that is read here is longer than 64 bytes.
 const pieceSize = 4096 - 64
 
 func (f *hotFile) close() {

@@ -11,63 +11,81 @@ import (
 	"runtime"
 	"strings"
 
-	"github.com/prometheus/procfs/sysfs"
 	"golang.org/x/sys/unix"
 )
 
-// readMachine finds out what the machine is. A fact that the machine does not
-// have is ""; an error says that one is there and could not be read.
-func readMachine(procfs, sysfsRoot, rootfs string) (Machine, error) {
-	m := Machine{OperatingSystem: runtime.GOOS, Architecture: runtime.GOARCH}
+// read finds out what the machine is. A fact that the machine does not have is
+// "". One that is there and could not be read keeps the value it had, as the
+// machine is still the same, and the error says so.
+func (m *Machine) read(procfs, sysfs, rootfs string) error {
 	var errs []error
-	var err error
-	if m.MachineID, err = firstFile(
-		filepath.Join(rootfs, "etc/machine-id"),
-		filepath.Join(rootfs, "var/lib/dbus/machine-id"),
-	); err != nil {
-		errs = append(errs, fmt.Errorf("read machine ID: %w", err))
+	keep := func(fact *string, value string, err error) {
+		if err != nil {
+			errs = append(errs, err)
+			return
+		}
+		*fact = value
 	}
-	if m.BootID, err = firstFile(filepath.Join(procfs, "sys/kernel/random/boot_id")); err != nil {
-		errs = append(errs, fmt.Errorf("read boot ID: %w", err))
+	m.OperatingSystem, m.Architecture = runtime.GOOS, runtime.GOARCH
+	machineID, err := readMachineID(rootfs)
+	keep(&m.MachineID, machineID, err)
+	bootID, err := readText(filepath.Join(procfs, "sys/kernel/random/boot_id"))
+	if err != nil {
+		err = fmt.Errorf("read boot ID: %w", err)
 	}
-	m.SystemUUID = systemUUID(procfs, sysfsRoot, m.MachineID)
-	if m.KernelVersion, err = kernelRelease(); err != nil {
-		errs = append(errs, err)
+	keep(&m.BootID, bootID, err)
+	release, err := kernelRelease()
+	keep(&m.KernelVersion, release, err)
+	image, err := osImage(rootfs)
+	keep(&m.OSImage, image, err)
+	if err != nil && m.OSImage == "" {
+		m.OSImage = "Unknown" // the kubelet's word
 	}
-	if m.OSImage, err = osImage(rootfs); err != nil {
-		errs = append(errs, err)
-	}
-	return m, errors.Join(errs...)
+	m.SystemUUID = systemUUID(procfs, sysfs, m.MachineID)
+	return errors.Join(errs...)
 }
 
-// firstFile returns the trimmed text of the first file that exists, or "".
-func firstFile(paths ...string) (string, error) {
-	for _, path := range paths {
-		b, err := os.ReadFile(path)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
+// readMachineID takes the first file that can be read, even if it is empty, as
+// it is on an image that has not been booted before. It fails if none can be
+// read, and there is one.
+func readMachineID(rootfs string) (string, error) {
+	var errs []error
+	for _, path := range []string{"/etc/machine-id", "/var/lib/dbus/machine-id"} {
+		b, err := readNodeFile(rootfs, path)
+		if err == nil {
+			return cleanText(b), nil
 		}
-		if err != nil {
-			return "", err
+		if !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("read machine ID: %w", err))
 		}
-		return cleanText(b), nil
 	}
-	return "", nil
+	return "", errors.Join(errs...)
+}
+
+// readText returns the trimmed text of a file, or "" where there is none.
+func readText(path string) (string, error) {
+	b, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	return cleanText(b), nil
 }
 
 // cleanText drops the white space and the NULs that device-tree files end in.
-func cleanText(b []byte) string { return strings.TrimSpace(string(bytes.Trim(b, "\x00\n "))) }
+// Firmware may hold any bytes; neither the metrics nor the API bear them.
+func cleanText(b []byte) string {
+	return strings.ToValidUTF8(strings.TrimSpace(string(bytes.Trim(b, "\x00\n "))), "\uFFFD")
+}
 
-// systemUUID asks the firmware, then the device tree. A board that has neither
-// goes by its machine ID, as the kubelet does.
-func systemUUID(procfs, sysfsRoot, machineID string) string {
-	if fs, err := sysfs.NewFS(sysfsRoot); err == nil {
-		if dmi, err := fs.DMIClass(); err == nil && dmi.ProductUUID != nil {
-			return *dmi.ProductUUID
-		}
-	}
-	for _, name := range []string{"device-tree/system-id", "device-tree/vm,uuid"} {
-		if id, err := firstFile(filepath.Join(procfs, name)); err == nil && id != "" {
+// systemUUID asks the firmware (which tells root only), then the device tree. A
+// board that has neither goes by its machine ID, as the kubelet does.
+func systemUUID(procfs, sysfs, machineID string) string {
+	for _, path := range []string{
+		filepath.Join(sysfs, "class/dmi/id/product_uuid"),
+		filepath.Join(procfs, "device-tree/system-id"),
+		filepath.Join(procfs, "device-tree/vm,uuid"),
+	} {
+		if id, err := readText(path); err == nil && id != "" {
 			return id
 		}
 	}
@@ -84,20 +102,19 @@ func kernelRelease() (string, error) {
 
 var prettyName = regexp.MustCompile(`(?m)^PRETTY_NAME=(.*)$`)
 
-// osImage returns PRETTY_NAME of os-release, "Linux" where there is no such
-// line, and "Unknown" with an error where the file cannot be read: the same
-// words as the kubelet's.
+// osImage returns PRETTY_NAME of os-release, without double quotes and with
+// single ones, or "Linux" where there is no such line: as the kubelet does.
 func osImage(rootfs string) (string, error) {
-	b, err := os.ReadFile(filepath.Join(rootfs, "etc/os-release"))
+	b, err := readNodeFile(rootfs, "/etc/os-release")
 	if errors.Is(err, fs.ErrNotExist) {
-		b, err = os.ReadFile(filepath.Join(rootfs, "usr/lib/os-release"))
+		b, err = readNodeFile(rootfs, "/usr/lib/os-release")
 	}
 	if err != nil {
-		return "Unknown", fmt.Errorf("read OS image: %w", err)
+		return "", fmt.Errorf("read OS image: %w", err)
 	}
 	found := prettyName.FindSubmatch(b)
 	if found == nil {
 		return "Linux", nil
 	}
-	return strings.Trim(strings.TrimSpace(string(found[1])), `"`), nil
+	return strings.Trim(cleanText(found[1]), `"`), nil
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 )
@@ -22,7 +23,7 @@ type memoryReader struct {
 	memTable []tableKey
 }
 
-func newMemoryReader(procfs, cgroupfs string) *memoryReader {
+func newMemoryReader(procfs string) *memoryReader {
 	r := &memoryReader{meminfo: newHotFile(filepath.Join(procfs, "meminfo"))}
 	r.memTable = []tableKey{
 		{name: "MemTotal", value: &r.mem.Total, kib: true},
@@ -31,12 +32,12 @@ func newMemoryReader(procfs, cgroupfs string) *memoryReader {
 		{name: "SwapTotal", value: &r.swap.Total, kib: true},
 		{name: "SwapFree", value: &r.swap.Free, kib: true},
 	}
-	r.discover(cgroupfs)
 	return r
 }
 
 // discover finds the memory controller below cgroupfs, and the pods' cgroup if
-// there is one by now. It is cheap enough to be called once a minute.
+// there is one by now. It comes before the first read, and is cheap enough to
+// be called once a minute.
 func (r *memoryReader) discover(cgroupfs string) {
 	dir, version := memoryHierarchy(cgroupfs)
 	r.root.locate(dir, version, true)
@@ -59,7 +60,8 @@ func (v CgroupVersion) String() string { return [...]string{"none", "v1", "v2"}[
 // memoryHierarchy returns the root directory of the memory controller below
 // cgroupfs, which is /sys/fs/cgroup: that directory itself on a cgroup v2
 // machine, memory/ on v1 and on hybrid machines, whose unified/ hierarchy has
-// the memory controller only if v1 does not.
+// the memory controller only if v1 does not. The root of a v2 hierarchy has the
+// file that it is known by since Linux 5.8.
 func memoryHierarchy(cgroupfs string) (string, CgroupVersion) {
 	for _, c := range []struct {
 		dir, mark string
@@ -113,7 +115,11 @@ func (c *memoryCgroup) locate(dir string, version CgroupVersion, isRoot bool) {
 		return
 	}
 	c.close()
-	*c = memoryCgroup{dir: dir, version: version, isRoot: isRoot, stat: newHotFile(filepath.Join(dir, "memory.stat"))}
+	*c = memoryCgroup{dir: dir, version: version, isRoot: isRoot}
+	if dir == "" || version == CgroupNone {
+		return
+	}
+	c.stat = newHotFile(filepath.Join(dir, "memory.stat"))
 	switch {
 	case version == CgroupV1:
 		c.usage = newHotFile(filepath.Join(dir, "memory.usage_in_bytes"))
@@ -136,7 +142,7 @@ func (c *memoryCgroup) locate(dir string, version CgroupVersion, isRoot bool) {
 // the kernel would drop first, both in bytes.
 func (c *memoryCgroup) read() (usage, inactive int64, err error) {
 	if c.version == CgroupNone {
-		return 0, 0, fmt.Errorf("no memory cgroup below %s: %w", c.dir, fs.ErrNotExist)
+		return 0, 0, fmt.Errorf("find memory controller below %s: %w", c.dir, fs.ErrNotExist)
 	}
 	b, err := c.stat.read()
 	if err != nil {
@@ -146,19 +152,23 @@ func (c *memoryCgroup) read() (usage, inactive int64, err error) {
 		return 0, 0, readError(c.stat.path, err)
 	}
 	if c.usage.path == "" {
+		if c.anon > math.MaxInt64-c.file {
+			return 0, 0, readError(c.stat.path, fmt.Errorf("anon + file: %w", errRange))
+		}
 		return c.anon + c.file, c.inactive, nil
 	}
 	usage, err = readNumber(&c.usage)
 	return usage, c.inactive, err
 }
 
-// noLimit is the least value that cgroup v1 shows for "no limit"; the kubelet
-// takes the same one.
-const noLimit = 1 << 62
+// maxLimit is the highest value that is a limit. Cgroup v1 shows "no limit" as
+// the highest multiple of a page that fits in an int64; the kubelet draws the
+// line here.
+const maxLimit = 1 << 62
 
 var errNoLimit = errors.New("no limit")
 
-// readLimit returns the cgroup's limit in bytes, or errNoLimit.
+// readLimit returns the cgroup's limit in bytes, or errNoLimit. It may be 0.
 func (c *memoryCgroup) readLimit() (int64, error) {
 	b, err := c.limit.read()
 	if err != nil {
@@ -171,7 +181,7 @@ func (c *memoryCgroup) readLimit() (int64, error) {
 	if err != nil {
 		return 0, readError(c.limit.path, err)
 	}
-	if n == 0 || n > noLimit {
+	if n > maxLimit {
 		return 0, errNoLimit
 	}
 	return n, nil
@@ -219,7 +229,7 @@ func (r *memoryReader) read(s *Snapshot) {
 		if err = parseTable(b, r.memTable); err != nil {
 			err = readError(r.meminfo.path, err)
 		} else if r.mem.Total == 0 {
-			err = readError(r.meminfo.path, errors.New("MemTotal is 0"))
+			err = readError(r.meminfo.path, fmt.Errorf("MemTotal: %w", errZero))
 		}
 	}
 	s.Errors[SourceMeminfo] = err
@@ -241,16 +251,23 @@ func (r *memoryReader) read(s *Snapshot) {
 	if err == nil && cgErr == nil {
 		s.Signals[MemoryAvailable] = observe(r.mem.Total-s.Memory.WorkingSet, r.mem.Total)
 	}
-	s.Signals[AllocatableMemoryAvailable], s.Errors[SourcePodsCgroup] = r.readPods()
+	s.Signals[AllocatableMemoryAvailable], s.Errors[SourcePodsCgroup] = r.readPods(err)
 }
 
 // readPods observes the pods' cgroup. No such cgroup, and no limit on it, are
-// nothing to observe, and no error.
-func (r *memoryReader) readPods() (Observation, error) {
+// nothing to observe, and no error. The kubelet takes a limit of 0 for the
+// machine's memory, which is known unless there is a meminfoErr.
+func (r *memoryReader) readPods(meminfoErr error) (Observation, error) {
 	if r.pods.dir == "" || r.pods.version == CgroupNone {
 		return Observation{}, nil
 	}
 	limit, err := r.pods.readLimit()
+	if err == nil && limit == 0 {
+		if meminfoErr != nil {
+			return Observation{Err: meminfoErr}, nil
+		}
+		limit = r.mem.Total
+	}
 	if err == nil {
 		var usage, inactive int64
 		if usage, inactive, err = r.pods.read(); err == nil {

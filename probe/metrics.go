@@ -1,10 +1,10 @@
 package probe
 
 import (
+	"fmt"
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
 // metrics holds what sampling costs. The figures themselves are exported by
@@ -15,33 +15,38 @@ type metrics struct {
 	readErrors    [NumSources]prometheus.Counter
 }
 
-func newMetrics(reg prometheus.Registerer, s *Sampler) *metrics {
-	auto := promauto.With(reg)
+// newMetrics registers the metrics with reg, if that is not nil.
+func newMetrics(reg prometheus.Registerer, s *Sampler) (*metrics, error) {
 	m := &metrics{
-		sampleSeconds: auto.NewHistogram(prometheus.HistogramOpts{
+		sampleSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "nodeprobe_sampler_sample_duration_seconds",
 			Help:    "Time that one sample of the node took.",
 			Buckets: []float64{25e-6, 50e-6, 100e-6, 250e-6, 1e-3, 10e-3, 100e-3, 1},
 		}),
 	}
-	wakeups := auto.NewCounterVec(prometheus.CounterOpts{
+	wakeups := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "nodeprobe_sampler_wakeups_total",
 		Help: "Samples taken, by what asked for them.",
 	}, []string{"cause"})
 	for i := range m.wakeups {
 		m.wakeups[i] = wakeups.WithLabelValues(Cause(i).String())
 	}
-	readErrors := auto.NewCounterVec(prometheus.CounterOpts{
+	readErrors := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "nodeprobe_sampler_read_errors_total",
 		Help: "Samples in which a source could not be read.",
 	}, []string{"source"})
 	for i := range m.readErrors {
 		m.readErrors[i] = readErrors.WithLabelValues(Source(i).String())
 	}
-	if reg != nil {
-		reg.MustRegister(&collector{sampler: s})
+	if reg == nil {
+		return m, nil
 	}
-	return m
+	for _, c := range []prometheus.Collector{m.sampleSeconds, wakeups, readErrors, &collector{sampler: s}} {
+		if err := reg.Register(c); err != nil {
+			return nil, fmt.Errorf("register metrics: %w", err)
+		}
+	}
+	return m, nil
 }
 
 // collector exports the latest Snapshot. What is absent from it is absent from

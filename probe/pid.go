@@ -24,7 +24,7 @@ func (r *taskReader) read(s *Snapshot) {
 	running, total, err := r.readLoadavg()
 	limit, limitErr := r.readLimit()
 	s.Errors[SourceLoadavg], s.Errors[SourceTaskLimit] = err, limitErr
-	if err != nil || limitErr != nil {
+	if err != nil || limit == 0 {
 		s.Tasks = Tasks{}
 		s.Signals[PIDAvailable] = Observation{Err: errors.Join(err, limitErr)}
 		return
@@ -33,20 +33,29 @@ func (r *taskReader) read(s *Snapshot) {
 	s.Signals[PIDAvailable] = observe(limit-total, limit)
 }
 
-// readLimit returns min(pid_max, threads-max); one of the two is enough.
+// readLimit returns min(pid_max, threads-max). One of the two is enough, as it
+// is to the kubelet; a limit that is not 0 is good even if there is an error,
+// which tells what is wrong with the other.
 func (r *taskReader) readLimit() (int64, error) {
-	pids, err := readNumber(&r.pidMax)
-	threads, threadsErr := readNumber(&r.threadsMax)
+	pids, err := readPositive(&r.pidMax)
+	threads, threadsErr := readPositive(&r.threadsMax)
 	switch {
 	case err == nil && threadsErr == nil:
 		return min(pids, threads), nil
-	case err == nil:
-		return pids, nil
-	case threadsErr == nil:
-		return threads, nil
+	case err == nil || threadsErr == nil:
+		return max(pids, threads), errors.Join(err, threadsErr)
 	default:
 		return 0, errors.Join(err, threadsErr)
 	}
+}
+
+// readPositive is readNumber for a number that is never 0.
+func readPositive(f *hotFile) (int64, error) {
+	n, err := readNumber(f)
+	if err == nil && n == 0 {
+		err = readError(f.path, errZero)
+	}
+	return n, err
 }
 
 var errLoadavg = errors.New(`4th field is not "running/total"`)
@@ -84,6 +93,9 @@ func parseLoadavg(b []byte) (running, total int64, err error) {
 	}
 	if running, err = parseUint(r); err == nil {
 		total, err = parseUint(t)
+	}
+	if err == nil && total == 0 {
+		err = errZero // whoever reads this is a task
 	}
 	if err != nil {
 		return 0, 0, lineError(line, err)

@@ -3,6 +3,7 @@ package probe
 import (
 	"bytes"
 	"errors"
+	"math"
 	"path/filepath"
 	"time"
 )
@@ -59,6 +60,9 @@ func parseStall(b []byte) (Stall, error) {
 	for len(b) > 0 {
 		line, rest, whole := nextLine(b)
 		b = rest
+		if !whole {
+			return Stall{}, lineError(line, errCut)
+		}
 		kind, fields := nextField(line)
 		var target *StallLine
 		var ok *bool
@@ -71,9 +75,6 @@ func parseStall(b []byte) (Stall, error) {
 			continue
 		}
 		parsed, err := parseStallLine(fields)
-		if err == nil && !whole {
-			err = errCut
-		}
 		if err != nil {
 			return Stall{}, lineError(line, err)
 		}
@@ -87,7 +88,7 @@ func parseStall(b []byte) (Stall, error) {
 
 func parseStallLine(b []byte) (StallLine, error) {
 	var l StallLine
-	seen := 0
+	var seen [4]bool
 	for {
 		var field []byte
 		if field, b = nextField(b); len(field) == 0 {
@@ -97,27 +98,28 @@ func parseStallLine(b []byte) (StallLine, error) {
 		var err error
 		switch string(key) {
 		case "avg10":
+			seen[0] = true
 			l.Avg10, err = parsePercent(value)
 		case "avg60":
+			seen[1] = true
 			l.Avg60, err = parsePercent(value)
 		case "avg300":
+			seen[2] = true
 			l.Avg300, err = parsePercent(value)
 		case "total":
+			seen[3] = true
 			var us int64
 			us, err = parseUint(value)
-			if err == nil && us > int64(1<<63-1)/int64(time.Microsecond) {
+			if err == nil && us > math.MaxInt64/int64(time.Microsecond) {
 				err = errRange
 			}
 			l.Total = time.Duration(us) * time.Microsecond
-		default:
-			continue
 		}
 		if err != nil {
 			return StallLine{}, err
 		}
-		seen++
 	}
-	if seen != 4 {
+	if seen != [4]bool{true, true, true, true} {
 		return StallLine{}, errField
 	}
 	return l, nil

@@ -30,9 +30,10 @@ type Config struct {
 
 	// Kernel is what the BPF programs count; nil without BPF.
 	Kernel Kernel
-	// Logger gets one line when a source fails, and one when it works again.
+	// Logger gets one line when a source fails, and one when it works again;
+	// nil for none.
 	Logger *slog.Logger
-	// Registerer gets the metrics; nil for none.
+	// Registerer gets the metrics, which can be registered once; nil for none.
 	Registerer prometheus.Registerer
 }
 
@@ -54,9 +55,9 @@ const (
 // String returns the name used in metrics.
 func (c Cause) String() string { return [numCauses]string{"tick", "event", "view"}[c] }
 
-// machineInterval is how often the facts are re-read that rarely change. They
-// are read with the prometheus/procfs library, which is a hundred times dearer
-// than a sample.
+// machineInterval is how often the facts are re-read that rarely change. Their
+// files are opened anew each time, which makes them several times dearer than a
+// sample.
 const machineInterval = time.Minute
 
 // Sampler reads the node. One goroutine at a time may call Sample; the other
@@ -78,25 +79,47 @@ type Sampler struct {
 
 	current     Snapshot // owned by the goroutine that calls Sample
 	machineRead time.Time
-	logged      [NumSources]string
+	logged      [NumSources]logged
 
 	mu      sync.Mutex // guards last and started
 	last    Snapshot
 	started time.Time
 }
 
+// logged is what was last said about a source.
+type logged struct {
+	text string // "" while it can be read
+	at   time.Time
+}
+
+// validate says which field is wrong, if one is.
+func (c *Config) validate() error {
+	type path struct{ name, value string }
+	paths := []path{
+		{"Procfs", c.Procfs}, {"Sysfs", c.Sysfs}, {"Rootfs", c.Rootfs}, {"RootDirectory", c.RootDirectory},
+	}
+	for _, dir := range c.ImageDirectories {
+		paths = append(paths, path{"ImageDirectories", dir})
+	}
+	for _, p := range paths {
+		if !filepath.IsAbs(p.value) {
+			return fmt.Errorf("%s: %q is not an absolute path", p.name, p.value)
+		}
+	}
+	if c.Interval <= 0 {
+		return fmt.Errorf("Interval: %s is not positive", c.Interval)
+	}
+	if c.StatfsTimeout < 0 {
+		return fmt.Errorf("StatfsTimeout: %s is negative", c.StatfsTimeout)
+	}
+	return nil
+}
+
 // New makes a Sampler. It opens no file and starts no goroutine; the first
 // Sample does. The caller closes it.
 func New(cfg Config) (*Sampler, error) {
-	for _, c := range []struct{ name, value string }{
-		{"Procfs", cfg.Procfs}, {"Sysfs", cfg.Sysfs}, {"Rootfs", cfg.Rootfs}, {"RootDirectory", cfg.RootDirectory},
-	} {
-		if !filepath.IsAbs(c.value) {
-			return nil, fmt.Errorf("%s: %q is not an absolute path", c.name, c.value)
-		}
-	}
-	if cfg.Interval <= 0 {
-		return nil, fmt.Errorf("interval: %s is not positive", cfg.Interval)
+	if err := cfg.validate(); err != nil {
+		return nil, err
 	}
 	if cfg.StatfsTimeout == 0 {
 		cfg.StatfsTimeout = defaultStatfsTimeout
@@ -106,7 +129,7 @@ func New(cfg Config) (*Sampler, error) {
 	}
 	s := &Sampler{
 		cfg:    cfg,
-		memory: newMemoryReader(cfg.Procfs, cfg.cgroupfs()),
+		memory: newMemoryReader(cfg.Procfs),
 		tasks:  newTaskReader(cfg.Procfs),
 		stalls: newStallReader(cfg.Procfs),
 		disks:  newDiskReader(cfg.Rootfs, cfg.RootDirectory, cfg.ImageDirectories, cfg.StatfsTimeout),
@@ -114,7 +137,10 @@ func New(cfg Config) (*Sampler, error) {
 		wake:   make(chan Cause, 1),
 	}
 	s.vmstatTable = []tableKey{{name: "oom_kill", value: &s.oomKills}}
-	s.metrics = newMetrics(cfg.Registerer, s)
+	var err error
+	if s.metrics, err = newMetrics(cfg.Registerer, s); err != nil {
+		return nil, err
+	}
 	return s, nil
 }
 
@@ -161,14 +187,12 @@ func (s *Sampler) Sample() *Snapshot {
 // readRarely reads what rarely changes, and looks for cgroups that have come.
 func (s *Sampler) readRarely(snap *Snapshot) {
 	s.memory.discover(s.cfg.cgroupfs())
-	var machine Machine
-	machine, snap.Errors[SourceMachine] = readMachine(s.cfg.Procfs, s.cfg.Sysfs, s.cfg.Rootfs)
-	snap.Machine = machine
+	snap.Errors[SourceMachine] = snap.Machine.read(s.cfg.Procfs, s.cfg.Sysfs, s.cfg.Rootfs)
 	cpus, err := readCPUs(s.cfg.Procfs, s.cfg.Sysfs)
 	if snap.Errors[SourceCPUs] = err; err == nil {
 		snap.Capacity.CPUs = cpus
 	}
-	snap.Errors[SourceHugePages] = readHugePages(s.cfg.Sysfs, &snap.Capacity)
+	snap.Errors[SourceHugePages] = snap.Capacity.readHugePages(s.cfg.Sysfs)
 }
 
 func (s *Sampler) readVmstat(snap *Snapshot) {
@@ -185,26 +209,32 @@ func (s *Sampler) readVmstat(snap *Snapshot) {
 	}
 }
 
+// relogInterval is how often a source that keeps failing may be logged again
+// because of another error: one that quotes what it read may differ each time.
+const relogInterval = time.Minute
+
 // note counts the sources that failed, and logs each once per change.
 func (s *Sampler) note(snap *Snapshot) {
 	for i, err := range snap.Errors {
+		said := &s.logged[i]
 		if err == nil {
-			if s.logged[i] != "" {
-				s.logged[i] = ""
+			if said.text != "" {
+				*said = logged{}
 				s.cfg.Logger.Info("source can be read again", "source", Source(i).String())
 			}
 			continue
 		}
 		s.metrics.readErrors[i].Inc()
-		if text := err.Error(); text != s.logged[i] {
-			s.logged[i] = text
+		text := err.Error()
+		if text != said.text && (said.text == "" || snap.Time.Sub(said.at) >= relogInterval) {
+			*said = logged{text: text, at: snap.Time}
 			s.cfg.Logger.Warn("source cannot be read", "source", Source(i).String(), "err", err)
 		}
 	}
 }
 
 // Wake asks Run for a sample now. It never blocks: a sample that has been asked
-// for and not yet taken serves both.
+// for and not yet begun serves both, and counts as the first one's.
 func (s *Sampler) Wake(cause Cause) {
 	select {
 	case s.wake <- cause:
@@ -244,8 +274,9 @@ func (s *Sampler) Last() (Snapshot, bool) {
 var errNoSample = errors.New("no sample yet")
 
 // Healthy returns nil while samples keep coming: the latest is not older than
-// three intervals. It tells whether the sampler is alive, not whether it could
-// read everything.
+// three intervals and two statfs timeouts, by a clock that stands still while
+// the machine is suspended. It tells whether the sampler is alive, not whether
+// it could read everything.
 func (s *Sampler) Healthy() error {
 	s.mu.Lock()
 	last, started := s.last.Time, s.started
@@ -263,8 +294,8 @@ func (s *Sampler) Healthy() error {
 	return nil
 }
 
-// Close closes every file. It must not be called while Sample runs. A worker
-// whose statfs hangs ends when the kernel lets go of it.
+// Close closes every file. There must be no Sample during or after it; Last and
+// Healthy go on. A worker whose statfs hangs ends when the kernel lets go of it.
 func (s *Sampler) Close() {
 	s.memory.close()
 	s.tasks.close()

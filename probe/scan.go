@@ -17,16 +17,16 @@ var (
 	errEmpty    = errors.New("empty file")
 	errCut      = errors.New("cut off before its end")
 	errUnit     = errors.New("not in kB")
+	errZero     = errors.New("impossible 0")
 )
+
+var newline = []byte{'\n'}
 
 // nextLine cuts the first line off b, without its newline. Whole is false where
 // there was no newline: the kernel always writes one, so such a line has lost
 // its end, and a number in it may have lost digits.
 func nextLine(b []byte) (line, rest []byte, whole bool) {
-	if i := bytes.IndexByte(b, '\n'); i >= 0 {
-		return b[:i], b[i+1:], true
-	}
-	return b, nil, false
+	return bytes.Cut(b, newline)
 }
 
 // nextField cuts the first field off b: blanks and tabs separate fields.
@@ -67,31 +67,24 @@ func parseUint(b []byte) (int64, error) {
 }
 
 // parsePercent reads a number such as "12.34", in hundredths of a whole, and
-// returns it as a share of 1.
+// returns it as a share of 1, as exact as a float64 can be.
 func parsePercent(b []byte) (float64, error) {
 	whole, frac, _ := bytes.Cut(b, []byte{'.'})
 	w, err := parseUint(whole)
 	if err != nil {
 		return 0, err
 	}
-	var f int64
-	scale := 1.0
-	if len(frac) > 0 {
-		if len(frac) > 9 {
-			return 0, errRange
-		}
-		if f, err = parseUint(frac); err != nil {
-			return 0, err
-		}
-		for range frac {
-			scale *= 10
-		}
-	}
-	v := (float64(w) + float64(f)/scale) / 100
-	if v > 1.01 { // the kernel's rounding may show 100.xx
+	if w > 100 || len(frac) > 9 {
 		return 0, errRange
 	}
-	return v, nil
+	digits, scale := w, int64(1)
+	for _, c := range frac {
+		if c < '0' || c > '9' {
+			return 0, errNumber
+		}
+		digits, scale = digits*10+int64(c-'0'), scale*10
+	}
+	return float64(digits) / float64(scale*100), nil
 }
 
 // lineError says which line is wrong, and shows as much of it as a log can
@@ -127,42 +120,46 @@ func (k *tableKey) parse(b []byte) (int64, error) {
 	return n * 1024, nil
 }
 
-// parseTable fills in the values of keys. Unknown lines are ignored: each
-// kernel adds some. A wanted line that is malformed or missing fails.
+// parseTable fills in the values of keys. Other lines are ignored: each kernel
+// adds some. A wanted line that is malformed or missing fails.
+//
+// It looks for the names rather than at every line, as these files have up to
+// 200 lines of which one to five are wanted.
 func parseTable(b []byte, keys []tableKey) error {
 	if len(b) == 0 {
 		return errEmpty
 	}
-	var seen uint32
-	want := uint32(1)<<len(keys) - 1
-	for len(b) > 0 && seen != want {
-		line, after, whole := nextLine(b)
-		b = after
-		name, rest := nextField(line)
-		if n := len(name); n > 0 && name[n-1] == ':' {
-			name = name[:n-1]
-		}
-		for i := range keys {
-			k := &keys[i]
-			if string(name) != k.name || seen&(1<<i) != 0 {
-				continue
-			}
-			v, err := k.parse(rest)
-			if err == nil && !whole {
-				err = errCut
-			}
-			if err != nil {
-				return lineError(line, err)
-			}
-			*k.value = v
-			seen |= 1 << i
-			break
-		}
-	}
 	for i := range keys {
-		if seen&(1<<i) == 0 {
-			return fmt.Errorf("no line %q", keys[i].name)
+		k := &keys[i]
+		at := indexLine(b, k.name)
+		if at < 0 {
+			return fmt.Errorf("no line %q", k.name)
 		}
+		line, _, whole := nextLine(b[at:])
+		v, err := k.parse(line[len(k.name)+1:])
+		if err == nil && !whole {
+			err = errCut
+		}
+		if err != nil {
+			return lineError(line, err)
+		}
+		*k.value = v
 	}
 	return nil
+}
+
+// indexLine returns where the first line begins that holds name and then a blank
+// or a colon, or -1.
+func indexLine(b []byte, name string) int {
+	for at := 0; ; at++ {
+		i := bytes.Index(b[at:], []byte(name))
+		if i < 0 {
+			return -1
+		}
+		at += i
+		end := at + len(name)
+		if end < len(b) && (b[end] == ':' || b[end] == ' ' || b[end] == '\t') && (at == 0 || b[at-1] == '\n') {
+			return at
+		}
+	}
 }

@@ -1,0 +1,157 @@
+package probe
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestCountList(t *testing.T) {
+	for list, want := range map[string]int64{
+		"0": 1, "0-3": 4, "0-3,8": 5, "0,2,4": 3, "0-1,4-5,8-9": 6, "7-7": 1, "0-65535": 65536, "8191": 1,
+	} {
+		if got, err := countList(list); got != want || err != nil {
+			t.Errorf("%q: %d, %v; want %d", list, got, err, want)
+		}
+	}
+	for _, list := range []string{
+		"", ",", "0,", ",0", "-", "0-", "-3", "3-0", "0--3", "0-3-5", "0 - 3", " 0", "a", "0-f", "0x3", "+1",
+		"0-65536", "4294967295", "4294967296", "0-18446744073709551615", "0-7:2/4",
+		"0-65535,0-65535", // each is possible, both are not
+		strings.Repeat("0-65535,", 1<<19) + "0",
+	} {
+		if got, err := countList(list); err == nil {
+			t.Errorf("%.40q: %d, want an error", list, got)
+		}
+	}
+}
+
+func TestReadCPUs(t *testing.T) {
+	const online = "sys/devices/system/cpu/online"
+	cpuinfo := machine{"proc/cpuinfo": cpuinfoText}
+	for _, test := range []struct {
+		name string
+		machine
+		want int64
+		says string
+	}{
+		{name: "online", machine: machine{online: "0-3,6\n"}, want: 5},
+		{name: "online before cpuinfo", machine: cpuinfo.with(machine{online: "0\n"}), want: 1},
+		{name: "no hot-plug", machine: cpuinfo, want: 2},
+		{name: "nothing", says: "cpuinfo"},
+		{name: "no processor in it", machine: machine{"proc/cpuinfo": ""}, says: "cpuinfo"},
+		{name: "empty", machine: cpuinfo.with(machine{online: ""}), says: online},
+		{name: "cut", machine: machine{online: "0-1"}, says: `line "0-1"`},
+		{name: "garbage", machine: machine{online: "none\n"}, says: `line "none"`},
+		{name: "4 MiB", machine: machine{online: strings.Repeat("9", 4<<20) + "\n"}, says: `line "999`},
+		{name: "directory", machine: machine{online + "/x": ""}, says: online},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			n := test.machine.boot(t)
+			got, err := readCPUs(n.path("proc"), n.path("sys"))
+			if test.says == "" {
+				if got != test.want || err != nil {
+					t.Errorf("%d, %v; want %d", got, err, test.want)
+				}
+			} else if err == nil || !strings.Contains(err.Error(), test.says) || len(err.Error()) > 300 {
+				t.Errorf("%d, %.300v; want an error that says %s", got, err, test.says)
+			}
+		})
+	}
+}
+
+const hugepages = "sys/kernel/mm/hugepages/"
+
+// pools returns the entries in use, after checking that the others are zero.
+func pools(t *testing.T, c Capacity) []HugePages {
+	t.Helper()
+	for _, p := range c.HugePages[c.NumHugePages:] {
+		if p != (HugePages{}) {
+			t.Errorf("unused entry %+v", p)
+		}
+	}
+	return c.HugePages[:c.NumHugePages]
+}
+
+func TestReadHugePages(t *testing.T) {
+	const mi = 1 << 20
+	two := machine{hugepages + "hugepages-1048576kB/nr_hugepages": "1\n", hugepages + "hugepages-2048kB/nr_hugepages": "512\n"}
+	for _, test := range []struct {
+		name string
+		machine
+		want []HugePages
+		err  error
+	}{
+		{name: "by size, not by name", machine: two, want: []HugePages{{2 * mi, 512}, {1024 * mi, 1}}},
+		{name: "an empty pool is one", machine: machine{hugepages + "hugepages-64kB/nr_hugepages": "0\n"}, want: []HugePages{{64 << 10, 0}}},
+		{name: "no huge pages", want: []HugePages{}},
+		{
+			name: "one is missing", err: fs.ErrNotExist,
+			machine: two.with(machine{hugepages + "hugepages-64kB/free_hugepages": "0\n"}), want: []HugePages{{2 * mi, 512}, {1024 * mi, 1}},
+		},
+		{
+			name: "more bytes than there can be", err: errRange,
+			machine: machine{hugepages + "hugepages-2048kB/nr_hugepages": "4398046511104\n"}, want: []HugePages{},
+		},
+		{name: "negative", err: errNegative, machine: machine{hugepages + "hugepages-2048kB/nr_hugepages": "-1\n"}, want: []HugePages{}},
+		{name: "cut", err: errCut, machine: machine{hugepages + "hugepages-2048kB/nr_hugepages": "51"}, want: []HugePages{}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var c Capacity
+			checkError(t, c.readHugePages(test.machine.boot(t).path("sys")), test.err)
+			if d := cmp.Diff(test.want, pools(t, c)); d != "" {
+				t.Errorf("(-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+func TestReadHugePagesNames(t *testing.T) {
+	for _, name := range []string{"hugepages-kB", "hugepages-0kB", "hugepages--1kB", "hugepages-2048", "2048kB", "hugepages-2048kB.bak", "hugepages-99999999999999kB"} {
+		var c Capacity
+		err := c.readHugePages(machine{hugepages + name + "/nr_hugepages": "1\n"}.boot(t).path("sys"))
+		if err == nil || !strings.Contains(err.Error(), name) || c.NumHugePages != 0 {
+			t.Errorf("%s: %d pools, %v", name, c.NumHugePages, err)
+		}
+	}
+	many := machine{}
+	for i := range MaxHugePageSizes + 1 {
+		many[fmt.Sprintf("%shugepages-%dkB/nr_hugepages", hugepages, 4<<i)] = "1\n"
+	}
+	var c Capacity
+	if err := c.readHugePages(many.boot(t).path("sys")); err == nil || c.NumHugePages != 0 {
+		t.Errorf("%d pools, %v", c.NumHugePages, err)
+	}
+}
+
+// A pool that cannot be read for a while is still there: a node that dropped it
+// from its capacity would have its pods evicted.
+func TestReadHugePagesKeepsWhatItKnows(t *testing.T) {
+	const path = hugepages + "hugepages-2048kB/nr_hugepages"
+	n := machine{path: "512\n", hugepages + "hugepages-64kB/nr_hugepages": "1\n"}.boot(t)
+	var c Capacity
+	if err := c.readHugePages(n.path("sys")); err != nil {
+		t.Fatal(err)
+	}
+	n.write(t, path, "garbage\n")
+	n.write(t, hugepages+"hugepages-64kB/nr_hugepages", "2\n")
+	checkError(t, c.readHugePages(n.path("sys")), errNumber)
+	want := []HugePages{{64 << 10, 2}, {2 << 20, 512}}
+	if d := cmp.Diff(want, pools(t, c)); d != "" {
+		t.Errorf("one pool is broken (-want +got):\n%s", d)
+	}
+
+	n.remove(t, "sys/kernel/mm/hugepages")
+	n.write(t, "sys/kernel/mm/hugepages", "not a directory")
+	if err := c.readHugePages(n.path("sys")); err == nil || errors.Is(err, os.ErrNotExist) {
+		t.Errorf("error %v", err)
+	}
+	if d := cmp.Diff(want, pools(t, c)); d != "" {
+		t.Errorf("the directory is broken (-want +got):\n%s", d)
+	}
+}

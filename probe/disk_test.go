@@ -1,0 +1,189 @@
+package probe
+
+import (
+	"errors"
+	"math"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestParseStatfs(t *testing.T) {
+	disk := unix.Statfs_t{Bsize: 1024, Frsize: 4096, Blocks: 1000, Bfree: 300, Bavail: 250, Files: 600, Ffree: 500}
+	for _, test := range []struct {
+		name          string
+		change        func(*unix.Statfs_t)
+		space, inodes Observation
+		err           error
+	}{
+		{name: "ext4: what is reserved for root is not available", change: func(*unix.Statfs_t) {}, space: observe(250*4096, 1000*4096), inodes: observe(500, 600)},
+		{name: "f_frsize is 0: f_bsize counts", change: func(st *unix.Statfs_t) { st.Frsize = 0 }, space: observe(250*1024, 1000*1024), inodes: observe(500, 600)},
+		{name: "btrfs, vfat: inodes are not counted", change: func(st *unix.Statfs_t) { st.Files, st.Ffree = 0, 0 }, space: observe(250*4096, 1000*4096)},
+		{name: "inodes unlimited", change: func(st *unix.Statfs_t) { st.Files, st.Ffree = math.MaxUint64, math.MaxUint64 }, space: observe(250*4096, 1000*4096)},
+		{name: "more inodes free than there are", change: func(st *unix.Statfs_t) { st.Ffree = 601 }, space: observe(250*4096, 1000*4096)},
+		{name: "no inode left", change: func(st *unix.Statfs_t) { st.Ffree = 0 }, space: observe(250*4096, 1000*4096), inodes: observe(0, 600)},
+		{name: "full", change: func(st *unix.Statfs_t) { st.Bavail = 0 }, space: observe(0, 1000*4096), inodes: observe(500, 600)},
+		{name: "filled into the reserve", change: func(st *unix.Statfs_t) { st.Bavail = math.MaxUint64 - 49 }, space: observe(0, 1000*4096), inodes: observe(500, 600)},
+		{name: "empty", change: func(st *unix.Statfs_t) { st.Bavail = 1000 }, space: observe(1000*4096, 1000*4096), inodes: observe(500, 600)},
+		{
+			name: "8 EiB less a block", change: func(st *unix.Statfs_t) { st.Blocks, st.Bavail = 1<<51-1, 1<<51-1 },
+			space: observe(1<<63-4096, 1<<63-4096), inodes: observe(500, 600),
+		},
+
+		{name: "8 EiB", change: func(st *unix.Statfs_t) { st.Blocks = 1 << 51 }, err: errSize},
+		{name: "no blocks, as proc", change: func(st *unix.Statfs_t) { st.Blocks, st.Bavail = 0, 0 }, err: errSize},
+		{name: "no block size", change: func(st *unix.Statfs_t) { st.Frsize, st.Bsize = 0, 0 }, err: errSize},
+		{name: "negative block size", change: func(st *unix.Statfs_t) { st.Frsize, st.Blocks = 0, 1<<40; st.Frsize-- }, err: errSize},
+		{name: "all ones", change: func(st *unix.Statfs_t) {
+			st.Frsize, st.Blocks, st.Bavail = 0, math.MaxUint64, math.MaxUint64
+			st.Frsize--
+		}, err: errSize},
+		{name: "more available than there is", change: func(st *unix.Statfs_t) { st.Bavail = 1001 }, err: errSize},
+		{name: "less than nothing by more than there is", change: func(st *unix.Statfs_t) { st.Bavail = math.MaxUint64 - 1000 }, err: errSize},
+		{name: "the least int64 available", change: func(st *unix.Statfs_t) { st.Bavail = 1 << 63 }, err: errSize},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			st := disk
+			test.change(&st)
+			space, inodes, err := parseStatfs(&st)
+			checkError(t, err, test.err)
+			if space != test.space || inodes != test.inodes {
+				t.Errorf("space %+v, inodes %+v; want %+v, %+v", space, inodes, test.space, test.inodes)
+			}
+		})
+	}
+}
+
+// calls records the paths that statfs was asked about; those in absent do not
+// exist.
+type calls struct {
+	mu     sync.Mutex
+	absent map[string]bool
+	paths  []string
+}
+
+func (c *calls) statfs(path []byte, st *unix.Statfs_t) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	name := strings.TrimSuffix(string(path), "\x00")
+	c.paths = append(c.paths, name)
+	if c.absent[name] || len(name) == len(path) {
+		return unix.ENOENT
+	}
+	return fakeStatfs(path, st)
+}
+
+func (c *calls) take() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	taken := strings.Join(c.paths, " ")
+	c.paths = nil
+	return taken
+}
+
+// A directory that is not there yet is on the filesystem that it will be made
+// on, and is found as soon as it is there.
+func TestFirstDirectoryThatExistsCounts(t *testing.T) {
+	nodefs := &calls{absent: map[string]bool{"/var/lib/kubelet": true, "/var/lib": true}}
+	imagefs := &calls{absent: map[string]bool{"/var/lib/containerd": true, "/var/lib/kubelet": true}}
+	cfg := machine{}.boot(t).config()
+	cfg.Rootfs, cfg.ImageDirectories = "/", []string{"/var/lib/containerd", "/var/lib/docker"}
+	s, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	s.disks.nodefs.call, s.disks.imagefs.call = nodefs.statfs, imagefs.statfs
+	s.Sample()
+	if got, want := nodefs.take(), "/var/lib/kubelet /var/lib /var"; got != want {
+		t.Errorf("nodefs: asked about %s, want %s", got, want)
+	}
+	if got, want := imagefs.take(), "/var/lib/containerd /var/lib/docker"; got != want {
+		t.Errorf("imagefs: asked about %s, want %s", got, want)
+	}
+	nodefs.absent, imagefs.absent["/var/lib/docker"] = nil, true
+	s.Sample()
+	if got, want := nodefs.take(), "/var/lib/kubelet"; got != want {
+		t.Errorf("nodefs, made: asked about %s, want %s", got, want)
+	}
+	if got, want := imagefs.take(), "/var/lib/containerd /var/lib/docker /var/lib/kubelet /var/lib"; got != want {
+		t.Errorf("imagefs, no image directory: asked about %s, want %s", got, want)
+	}
+	imagefs.absent = map[string]bool{"/": true, "/var": true, "/var/lib": true, "/var/lib/kubelet": true, "/var/lib/docker": true, "/var/lib/containerd": true}
+	checkError(t, s.Sample().Errors[SourceImageFs], os.ErrNotExist)
+}
+
+func TestStatfsErrorTakesBothSignals(t *testing.T) {
+	n := fullMachine.boot(t)
+	s := n.sampler(t)
+	broken := true
+	s.disks.imagefs.call = func(path []byte, st *unix.Statfs_t) error {
+		if broken {
+			return unix.EIO
+		}
+		return fakeStatfs(path, st)
+	}
+	got := *s.Sample()
+	err := got.Errors[SourceImageFs]
+	checkError(t, err, unix.EIO)
+	if err == nil || !strings.Contains(err.Error(), n.path("var/lib/kubelet")) {
+		t.Errorf("%v does not name the directory", err)
+	}
+	want := fullSnapshot()
+	want.Errors[SourceImageFs] = err
+	want.Signals[ImageFsAvailable], want.Signals[ImageFsInodesFree] = Observation{Err: err}, Observation{Err: err}
+	if d := diff(want, got); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+	broken = false
+	if d := diff(fullSnapshot(), *s.Sample()); d != "" {
+		t.Errorf("mended (-want +got):\n%s", d)
+	}
+}
+
+// In a container, the node's root is mounted somewhere and a directory that is a
+// link must not be looked up in the container.
+func TestStatfsFollowsLinksOfTheNode(t *testing.T) {
+	n := fullMachine.without("var/lib/kubelet").with(machine{"data/kubelet/x": ""}).boot(t)
+	n.remove(t, "var/lib/kubelet")
+	must(t, os.Symlink("/data/kubelet", n.path("var/lib/kubelet")))
+	s := n.sampler(t)
+	var c calls
+	s.disks.nodefs.call = c.statfs
+	s.Sample()
+	if got, want := c.take(), n.path("data/kubelet"); got != want {
+		t.Errorf("asked about %s, want %s", got, want)
+	}
+}
+
+func TestRootThatIsNotThereRecovers(t *testing.T) {
+	n := fullMachine.boot(t)
+	s := n.sampler(t, func(c *Config) { c.Rootfs = n.path("mnt") })
+	for range 2 {
+		err := s.Sample().Errors[SourceNodeFs]
+		if checkError(t, err, unix.ENOENT); err == nil || !strings.Contains(err.Error(), n.path("mnt")) {
+			t.Errorf("%v does not name the root", err)
+		}
+	}
+	n.write(t, "mnt/file", "")
+	if err := s.Sample().Errors[SourceNodeFs]; err != nil {
+		t.Errorf("mended: %v", err)
+	}
+}
+
+func TestRealStatfs(t *testing.T) {
+	var got, want unix.Statfs_t
+	if err := statfs([]byte("/proc\x00"), &got); err != nil {
+		t.Fatal(err)
+	}
+	must(t, unix.Statfs("/proc", &want))
+	if got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+	if err := statfs([]byte("/no/such\x00"), &got); !errors.Is(err, unix.ENOENT) {
+		t.Errorf("error %v", err)
+	}
+}

@@ -1,0 +1,251 @@
+package probe
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// fuseServer is a filesystem in this process that knows one thing: its size. It
+// can keep that to itself, and then statfs(2) hangs in the kernel as it does on
+// a dead NFS server.
+type fuseServer struct {
+	fd  int
+	dir string
+
+	mu      sync.Mutex
+	silent  bool
+	pending []uint64 // the requests that were not answered
+}
+
+// What the kernel sends and wants back: include/uapi/linux/fuse.h.
+const (
+	fuseForget    = 2
+	fuseStatfs    = 17
+	fuseInit      = 26
+	fuseInterrupt = 36
+
+	fuseHeaderLen = 40
+)
+
+// newFuseServer mounts a fuseServer, or skips the test where that cannot be
+// done. Afterwards nothing of it is left, whatever hangs.
+func newFuseServer(t *testing.T) *fuseServer {
+	t.Helper()
+	skip := func(err error) {
+		t.Helper()
+		_, statErr := os.Stat("/dev/fuse")
+		if os.Getenv("NODEPROBE_REQUIRE") == "1" && statErr == nil {
+			t.Fatalf("NODEPROBE_REQUIRE=1: FUSE: %v", err)
+		}
+		t.Skipf("FUSE: %v", err)
+	}
+	if os.Geteuid() != 0 {
+		skip(errors.New("needs root"))
+	}
+	fd, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		skip(fmt.Errorf("open /dev/fuse: %w", err))
+	}
+	f := &fuseServer{fd: fd, dir: t.TempDir()}
+	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fd)
+	if err := unix.Mount("nodeprobe-test", f.dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		unix.Close(fd)
+		skip(fmt.Errorf("mount: %w", err))
+	}
+	served := make(chan error)
+	go func() { served <- f.serve() }()
+	t.Cleanup(func() {
+		// MNT_FORCE aborts the connection: every call that hangs fails, and
+		// serve ends.
+		if err := unix.Unmount(f.dir, unix.MNT_FORCE|unix.MNT_DETACH); err != nil {
+			t.Errorf("unmount: %v", err)
+		}
+		if err := <-served; err != nil {
+			t.Errorf("serve: %v", err)
+		}
+		unix.Close(fd)
+	})
+	return f
+}
+
+// serve answers requests until the connection is aborted.
+func (f *fuseServer) serve() error {
+	buf := make([]byte, 1<<17)
+	for {
+		n, err := unix.Read(f.fd, buf)
+		switch {
+		case err == unix.EINTR || err == unix.ENOENT: // a request that was interrupted
+			continue
+		case err == unix.ENODEV:
+			return nil
+		case err != nil:
+			return err
+		case n < fuseHeaderLen:
+			return fmt.Errorf("request of %d bytes", n)
+		}
+		opcode, unique := binary.NativeEndian.Uint32(buf[4:]), binary.NativeEndian.Uint64(buf[8:])
+		switch opcode {
+		case fuseInit:
+			out := make([]byte, 64)
+			binary.NativeEndian.PutUint32(out[0:], 7)
+			binary.NativeEndian.PutUint32(out[4:], 31)
+			binary.NativeEndian.PutUint32(out[20:], 1<<16) // max_write
+			f.reply(unique, 0, out)
+		case fuseStatfs:
+			f.mu.Lock()
+			f.pending = append(f.pending, unique)
+			silent := f.silent
+			f.mu.Unlock()
+			if !silent {
+				f.answer()
+			}
+		case fuseForget, fuseInterrupt: // want no reply
+		default:
+			f.reply(unique, unix.ENOSYS, nil)
+		}
+	}
+}
+
+func (f *fuseServer) reply(unique uint64, errno unix.Errno, body []byte) {
+	out := make([]byte, 16, 16+len(body))
+	binary.NativeEndian.PutUint32(out[0:], uint32(16+len(body)))
+	binary.NativeEndian.PutUint32(out[4:], uint32(-int32(errno)))
+	binary.NativeEndian.PutUint64(out[8:], unique)
+	unix.Write(f.fd, append(out, body...)) // fails only if nobody waits any more
+}
+
+// answer answers every request that was not.
+func (f *fuseServer) answer() {
+	f.mu.Lock()
+	pending := f.pending
+	f.pending = nil
+	f.mu.Unlock()
+	out := make([]byte, 80)
+	for i, v := range []uint64{1000, 300, 250, 600, 500} { // as fakeStatfs
+		binary.NativeEndian.PutUint64(out[8*i:], v)
+	}
+	binary.NativeEndian.PutUint32(out[40:], 512)  // bsize
+	binary.NativeEndian.PutUint32(out[48:], 4096) // frsize
+	for _, unique := range pending {
+		f.reply(unique, 0, out)
+	}
+}
+
+func (f *fuseServer) setSilent(silent bool) {
+	f.mu.Lock()
+	f.silent = silent
+	f.mu.Unlock()
+	if !silent {
+		f.answer()
+	}
+}
+
+func (f *fuseServer) unanswered() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.pending)
+}
+
+func TestRealHungFilesystem(t *testing.T) {
+	f := newFuseServer(t)
+	n := fullMachine.boot(t)
+	s, err := New(Config{
+		Procfs: n.path("proc"), Sysfs: n.path("sys"), Rootfs: "/",
+		RootDirectory: f.dir, ImageDirectories: []string{n.root},
+		Interval: 10 * time.Second, StatfsTimeout: time.Second,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	// wait samples until nodefs has an answer: how long that takes is not for a
+	// test to say.
+	wait := func() {
+		t.Helper()
+		for deadline := time.Now().Add(30 * time.Second); s.Sample().Errors[SourceNodeFs] != nil; {
+			if time.Now().After(deadline) {
+				t.Fatalf("no answer within 30 s: %v", s.current.Errors[SourceNodeFs])
+			}
+		}
+		if d := diff(fullSnapshot(), s.withoutImageFs()); d != "" {
+			t.Errorf("with an answer (-want +got):\n%s", d)
+		}
+	}
+	wait()
+	for range 2 {
+		f.setSilent(true)
+		for range 3 {
+			s.Sample()
+			err := s.current.Errors[SourceNodeFs]
+			checkError(t, err, errHung)
+			want := fullSnapshot()
+			want.Errors[SourceNodeFs] = err
+			want.Signals[NodeFsAvailable], want.Signals[NodeFsInodesFree] = Observation{Err: err}, Observation{Err: err}
+			if d := diff(want, s.withoutImageFs()); d != "" {
+				t.Errorf("hung (-want +got):\n%s", d)
+			}
+		}
+		if n := f.unanswered(); n != 1 {
+			t.Errorf("%d statfs calls hang, want 1", n)
+		}
+		f.setSilent(false)
+		wait()
+	}
+
+	// A daemon that is stopped while a filesystem hangs must not hang as well.
+	f.setSilent(true)
+	checkError(t, s.Sample().Errors[SourceNodeFs], errHung)
+	s.Close()
+}
+
+// withoutImageFs is the latest snapshot with the made-up imagefs, in place of the
+// real disk that the test uses for it, if that has an answer at all.
+func (s *Sampler) withoutImageFs() Snapshot {
+	snap, want := s.current, fullSnapshot()
+	for _, sig := range []Signal{ImageFsAvailable, ImageFsInodesFree} {
+		if snap.Signals[sig].Err == nil {
+			snap.Signals[sig] = want.Signals[sig]
+		}
+	}
+	return snap
+}
+
+// A mount whose server has died answers at once, with an error.
+func TestRealDeadFilesystem(t *testing.T) {
+	f := newFuseServer(t)
+	fs := newFilesystem("/", []string{f.dir, "/"})
+	defer fs.close()
+	timer := time.NewTimer(0)
+	ask := func() error {
+		now := time.Now()
+		fs.start(now)
+		fs.finish(now, timer, now.Add(100*time.Millisecond))
+		_, _, err := fs.observations()
+		return err
+	}
+	f.setSilent(true)
+	checkError(t, ask(), errHung)
+
+	pin, err := unix.Open(f.dir, unix.O_PATH|unix.O_CLOEXEC, 0) // keeps it mounted
+	must(t, err)
+	defer unix.Close(pin)
+	if err := unix.Unmount(f.dir, unix.MNT_FORCE); err != unix.EBUSY { // aborts the connection
+		t.Fatalf("unmount: %v", err)
+	}
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		err := ask()
+		if errors.Is(err, unix.ENOTCONN) {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("after 10 s: %v", err)
+		}
+	}
+}

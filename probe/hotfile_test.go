@@ -1,0 +1,147 @@
+package probe
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func openHot(t *testing.T, path string) *hotFile {
+	t.Helper()
+	f := newHotFile(path)
+	t.Cleanup(f.close)
+	return &f
+}
+
+func TestHotFileReadsWholeFiles(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	f := openHot(t, path)
+	// Also shrinking: what is left in the buffer from before must not show.
+	for _, n := range []int{0, 1, 4031, 4032, 4033, 4095, 4096, 4097, 8191, 8192, 8193, 100_000, maxHotFile - 1, 5000, 10, 0} {
+		text := strings.Repeat("0123456789abcde\n", n/16+1)[:n]
+		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := f.read(); err != nil || string(got) != text {
+			t.Errorf("%d bytes: read %d, %v", n, len(got), err)
+		}
+	}
+}
+
+// The kernel gives a file of many records out in pieces that are shorter than
+// what was asked for, as /proc/vmstat on a kernel with many counters. Here, the
+// records are the mappings of this process: many anonymous ones, each a line of
+// less than 64 bytes.
+func TestHotFileReadsPieces(t *testing.T) {
+	const pages = 1000
+	size := os.Getpagesize()
+	region, err := unix.Mmap(-1, 0, pages*size, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Munmap(region)
+	for i := 0; i < pages; i += 2 { // neighbours that differ are not merged
+		if err := unix.Mprotect(region[i*size:(i+1)*size], unix.PROT_NONE); err != nil {
+			t.Fatal(err)
+		}
+	}
+	f := openHot(t, "/proc/self/maps")
+	for range 3 { // also with the buffer that has grown
+		got, err := f.read()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := bytes.Count(got, []byte{'\n'}); n < pages {
+			t.Errorf("%d lines in %d bytes, want at least %d", n, len(got), pages)
+		}
+	}
+}
+
+func TestHotFileErrors(t *testing.T) {
+	dir := t.TempDir()
+	long := filepath.Join(dir, "long")
+	if err := os.WriteFile(long, make([]byte, 4<<20), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	secret := filepath.Join(dir, "secret")
+	if err := os.WriteFile(secret, nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		path string
+		want error
+	}{
+		{filepath.Join(dir, "absent"), fs.ErrNotExist},
+		{filepath.Join(long, "file"), unix.ENOTDIR},
+		{dir, unix.EISDIR},
+		{long, errTooLong},
+		{"/proc/self/mem", unix.EIO}, // opens, and fails to read, as pressure does where it is switched off
+		{secret, fs.ErrPermission},
+	} {
+		if test.path == secret && os.Geteuid() == 0 {
+			continue // root reads it
+		}
+		f := openHot(t, test.path)
+		_, err := f.read()
+		checkError(t, err, test.want)
+		var named *fs.PathError
+		if !errors.As(err, &named) || named.Path != test.path {
+			t.Errorf("%s: %v does not name the file", test.path, err)
+		}
+		if f.fd != 0 {
+			t.Errorf("%s: still open after %v", test.path, err)
+		}
+	}
+	if _, err := new(hotFile).read(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("no path: %v", err)
+	}
+}
+
+// A buffer for a file that is far too long must not stay for the daemon's life.
+func TestHotFileDropsLongBuffer(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(path, make([]byte, maxHotFile), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	f := openHot(t, path)
+	f.read()
+	if len(f.buf) > 0 {
+		t.Errorf("keeps %d bytes", len(f.buf))
+	}
+	if err := os.WriteFile(path, []byte("short\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := f.read(); string(got) != "short\n" || err != nil {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+func TestHotFilesLeakNoDescriptor(t *testing.T) {
+	open := func() int {
+		entries, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Skip(err)
+		}
+		return len(entries)
+	}
+	n := fullMachine.boot(t)
+	before := open()
+	for range 3 {
+		s := n.sampler(t)
+		for i := range 5 {
+			n.write(t, "proc/meminfo", fmt.Sprintf("broken %d\n", i))
+			resample(s)
+		}
+		s.Close()
+	}
+	if after := open(); after > before {
+		t.Errorf("%d descriptors before, %d after", before, after)
+	}
+}

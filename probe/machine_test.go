@@ -1,0 +1,182 @@
+package probe
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func readMachine(n node) (Machine, error) {
+	var m Machine
+	err := m.read(n.path("proc"), n.path("sys"), n.root)
+	return m, err
+}
+
+func TestOSImage(t *testing.T) {
+	const etc, usr = "etc/os-release", "usr/lib/os-release"
+	for _, test := range []struct {
+		name string
+		machine
+		want string
+	}{
+		{"quotes", machine{etc: "NAME=\"Debian\"\nPRETTY_NAME=\"Debian GNU/Linux 12 (bookworm)\"\nID=debian\n"}, "Debian GNU/Linux 12 (bookworm)"},
+		{"no quotes", machine{etc: "PRETTY_NAME=Buildroot\n"}, "Buildroot"},
+		{"single quotes stay, as in the kubelet", machine{etc: "PRETTY_NAME='Alpine Linux v3.20'\n"}, "'Alpine Linux v3.20'"},
+		{"no newline at the end", machine{etc: `PRETTY_NAME="Arch Linux"`}, "Arch Linux"},
+		{"carriage return", machine{etc: "PRETTY_NAME=\"Yocto\"\r\nID=y\r\n"}, "Yocto"},
+		{"empty value", machine{etc: "PRETTY_NAME=\"\"\n"}, ""},
+		{"no PRETTY_NAME", machine{etc: "NAME=x\nMY_PRETTY_NAME=y\n#PRETTY_NAME=z\n"}, "Linux"},
+		{"empty file", machine{etc: ""}, "Linux"},
+		{"the first counts", machine{etc: "PRETTY_NAME=a\nPRETTY_NAME=b\n"}, "a"},
+		{"in /usr only", machine{usr: "PRETTY_NAME=\"Clear Linux OS\"\n"}, "Clear Linux OS"},
+		{"etc wins", machine{etc: "PRETTY_NAME=a\n", usr: "PRETTY_NAME=b\n"}, "a"},
+		{"Latin-1", machine{etc: "PRETTY_NAME=\"Caf\xe9 OS\"\n"}, "Caf\uFFFD OS"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			m, err := readMachine(test.machine.boot(t))
+			if m.OSImage != test.want || err != nil {
+				t.Errorf("%q, %v; want %q", m.OSImage, err, test.want)
+			}
+		})
+	}
+	m, err := readMachine(machine{}.boot(t))
+	checkError(t, err, os.ErrNotExist)
+	if m.OSImage != "Unknown" || !strings.Contains(err.Error(), usr) {
+		t.Errorf("no file: %q, %v", m.OSImage, err)
+	}
+}
+
+func TestMachineID(t *testing.T) {
+	const etc, dbus = "etc/machine-id", "var/lib/dbus/machine-id"
+	for _, test := range []struct {
+		name string
+		machine
+		want string
+		err  error
+	}{
+		{"etc", machine{etc: "abc\n", dbus: "def\n"}, "abc", nil},
+		{"dbus", machine{dbus: "def\n"}, "def", nil},
+		{"an empty file counts, as in the kubelet", machine{etc: "", dbus: "def\n"}, "", nil},
+		{"neither", machine{}, "", nil},
+		{"etc is broken", machine{etc + "/x": "", dbus: "def\n"}, "def", nil},
+		{"the only one is broken", machine{etc + "/x": ""}, "", unix.EISDIR},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			m, err := readMachine(test.machine.with(machine{"etc/os-release": ""}).boot(t))
+			checkError(t, err, test.err)
+			if m.MachineID != test.want {
+				t.Errorf("%q, want %q", m.MachineID, test.want)
+			}
+		})
+	}
+}
+
+func TestSystemUUID(t *testing.T) {
+	const (
+		dmi = "sys/class/dmi/id/product_uuid"
+		dt  = "proc/device-tree/system-id"
+		vm  = "proc/device-tree/vm,uuid"
+	)
+	id := machine{"etc/machine-id": "machine\n", "etc/os-release": ""}
+	for _, test := range []struct {
+		name string
+		machine
+		want string
+	}{
+		{"firmware", id.with(machine{dmi: "uuid\n", dt: "x\x00"}), "uuid"},
+		{"firmware that keeps it secret", id.with(machine{dmi + "/x": "", dt: "tree\x00"}), "tree"},
+		{"firmware that has none", id.with(machine{dmi: "\n"}), "machine"},
+		{"other firmware facts do not matter", id.with(machine{dmi: "uuid\n", "sys/class/dmi/id/bios_date/x": ""}), "uuid"},
+		{"device tree", id.with(machine{dt: "tree\x00", vm: "vm\x00"}), "tree"},
+		{"virtual machine", id.with(machine{vm: "vm\x00\n"}), "vm"},
+		{"device tree of NULs", id.with(machine{dt: "\x00\x00"}), "machine"},
+		{"not text", id.with(machine{dt: "\xff\xfe\x00"}), "\uFFFD"},
+		{"board", id, "machine"},
+		{"nothing", machine{"etc/os-release": ""}, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			m, err := readMachine(test.machine.boot(t))
+			if m.SystemUUID != test.want || err != nil {
+				t.Errorf("%q, %v; want %q", m.SystemUUID, err, test.want)
+			}
+		})
+	}
+}
+
+// The machine does not change because a file cannot be read. Were the boot ID
+// to vanish and come back, that would look like a reboot.
+func TestMachineKeepsWhatItKnows(t *testing.T) {
+	n := fullMachine.boot(t)
+	m, err := readMachine(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := m
+	for _, name := range []string{"etc/machine-id", "proc/sys/kernel/random/boot_id", "etc/os-release"} {
+		n.remove(t, name)
+		n.write(t, name+"/x", "") // a directory
+	}
+	err = m.read(n.path("proc"), n.path("sys"), n.root)
+	checkError(t, err, unix.EISDIR)
+	for _, says := range []string{"etc/machine-id", "boot_id", "etc/os-release"} {
+		if !strings.Contains(err.Error(), says) {
+			t.Errorf("%v does not name %s", err, says)
+		}
+	}
+	if m != before {
+		t.Errorf("was %+v, is %+v", before, m)
+	}
+}
+
+// A node's root that is mounted in a container: links lead where they lead on
+// the node.
+func TestNodePathFollowsLinksOfTheNode(t *testing.T) {
+	n := machine{"data/kubelet/x": "", "usr/lib/real": "PRETTY_NAME=\"NixOS\"\n"}.boot(t)
+	link := func(target, name string) {
+		t.Helper()
+		n.remove(t, name)
+		n.write(t, name, "") // makes the directory
+		n.remove(t, name)
+		if err := os.Symlink(target, n.path(name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	link("/data/kubelet", "var/lib/kubelet")
+	link("/usr/lib/real", "etc/os-release")
+	link("../../../../data", "up")
+	link("/etc", "outside") // exists on the test's machine, and is empty there
+	link("/nowhere", "dangling")
+	link("/loop", "loop")
+
+	for path, want := range map[string]string{
+		"/var/lib/kubelet": "data/kubelet",
+		"/etc/os-release":  "usr/lib/real",
+		"/up/kubelet":      "data/kubelet",
+		"/data/../data":    "data",
+		"/":                "",
+	} {
+		if got, err := nodePath(n.root, path); got != n.path(want) || err != nil {
+			t.Errorf("%s: %s, %v; want %s", path, got, err, n.path(want))
+		}
+	}
+	for path, want := range map[string]error{
+		"/dangling": unix.ENOENT, "/outside/passwd": unix.ENOENT, "/loop": unix.ELOOP, "/usr/lib/real/x": unix.ENOTDIR,
+	} {
+		got, err := nodePath(n.root, path)
+		checkError(t, err, want)
+		if err != nil && !strings.Contains(err.Error(), n.path(path)) {
+			t.Errorf("%s: %s, %v does not name the path", path, got, err)
+		}
+	}
+	if m, err := readMachine(n); m.OSImage != "NixOS" {
+		t.Errorf("OS image %q, %v", m.OSImage, err)
+	}
+	if got, err := nodePath("/", "/no/such"); got != "/no/such" || err != nil {
+		t.Errorf("without a container: %s, %v", got, err)
+	}
+	if _, err := nodePath(n.path("absent"), "/"); err == nil {
+		t.Error("no root: no error")
+	}
+}

@@ -1,0 +1,239 @@
+package probe
+
+import (
+	"errors"
+	"math"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const (
+	meminfoText = `MemTotal:        8388608 kB
+MemFree:         1048576 kB
+MemAvailable:    5242880 kB
+Buffers:           84836 kB
+Active(anon):       1584 kB
+SwapTotal:       2097152 kB
+SwapFree:        1572864 kB
+VmallocTotal:   34359738367 kB
+HugePages_Total:       0
+`
+	statV1Text = `cache 12292096
+inactive_file 159744
+hierarchical_memory_limit 9223372036854771712
+total_cache 2757685248
+total_inactive_file 868954112
+total_active_file 1879678976
+`
+	statV2Text = `anon 2147483648
+file 3221225472
+kernel 417788000
+inactive_anon 590794752
+inactive_file 1073741824
+workingset_refault_file 13207
+`
+	vmstatText = `nr_free_pages 1179581
+drop_slab 0
+oom_kill 184
+numa_pte_updates 0
+`
+	loadavgText = "0.20 0.18 0.12 3/126950 11206\n"
+	stallText   = `some avg10=1.50 avg60=0.07 avg300=100.00 total=513682950
+full avg10=0.00 avg60=0.01 avg300=2.35 total=104735
+`
+)
+
+// formats are the files that a sample parses itself, each with one that is
+// right.
+var formats = []struct {
+	name, text string
+	parse      func([]byte) (any, error)
+}{
+	{"meminfo", meminfoText, func(b []byte) (any, error) { return parseMeminfo(b) }},
+	{"memory.stat v1", statV1Text, func(b []byte) (any, error) { return parseStat(b, CgroupV1) }},
+	{"memory.stat v2", statV2Text, func(b []byte) (any, error) { return parseStat(b, CgroupV2) }},
+	{"vmstat", vmstatText, func(b []byte) (any, error) { return parseVmstat(b) }},
+	{"loadavg", loadavgText, func(b []byte) (any, error) {
+		running, total, err := parseLoadavg(b)
+		return [2]int64{running, total}, err
+	}},
+	{"number", "4194304\n", func(b []byte) (any, error) { return parseNumberFile(b) }},
+	{"pressure", stallText, func(b []byte) (any, error) {
+		s, err := parseStall(b)
+		return s.Some, err
+	}},
+}
+
+// digits matches what stands for a number in any of the formats.
+var digits = regexp.MustCompile(`[0-9][0-9.]*`)
+
+type meminfo struct {
+	Memory Memory
+	Swap   Swap
+}
+
+func parseMeminfo(b []byte) (meminfo, error) {
+	r := newMemoryReader("/proc")
+	err := parseTable(b, r.memTable)
+	return meminfo{r.mem, r.swap}, err
+}
+
+// parseStat returns anon, file and the inactive part of it of the root cgroup.
+func parseStat(b []byte, version CgroupVersion) ([3]int64, error) {
+	var c memoryCgroup
+	c.locate("/cgroup", version, true)
+	err := parseTable(b, c.table)
+	return [3]int64{c.anon, c.file, c.inactive}, err
+}
+
+func parseVmstat(b []byte) (int64, error) {
+	var n int64
+	err := parseTable(b, []tableKey{{name: "oom_kill", value: &n}})
+	return n, err
+}
+
+func TestParseFormats(t *testing.T) {
+	const gi = 1 << 30
+	want := map[string]any{
+		"meminfo": meminfo{
+			Memory{Total: 8 * gi, Free: gi, Available: 5 * gi},
+			Swap{Total: 2 * gi, Free: gi + gi/2},
+		},
+		"memory.stat v1": [3]int64{0, 0, 868954112},
+		"memory.stat v2": [3]int64{2 * gi, 3 * gi, gi},
+		"vmstat":         int64(184),
+		"loadavg":        [2]int64{3, 126950},
+		"number":         int64(4194304),
+		"pressure":       StallLine{Avg10: 0.015, Avg60: 0.0007, Avg300: 1, Total: 513682950e3},
+	}
+	for _, f := range formats {
+		got, err := f.parse([]byte(f.text))
+		if err != nil {
+			t.Errorf("%s: %v", f.name, err)
+		}
+		if d := cmp.Diff(want[f.name], got); d != "" {
+			t.Errorf("%s (-want +got):\n%s", f.name, d)
+		}
+	}
+}
+
+// A file that has lost its end, as it does when a buffer is too small, must not
+// be taken for one that holds a smaller number.
+func TestTruncatedFileHasNoWrongValue(t *testing.T) {
+	for _, f := range formats {
+		want, err := f.parse([]byte(f.text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range f.text {
+			got, err := f.parse([]byte(f.text[:i]))
+			if err == nil && !cmp.Equal(want, got) {
+				t.Errorf("%s: %q is read as %+v", f.name, f.text[:i], got)
+			}
+		}
+	}
+}
+
+func TestBadFilesFail(t *testing.T) {
+	for _, f := range formats {
+		for name, text := range map[string]string{
+			"empty":       "",
+			"blank":       "\n",
+			"blanks":      " \t \n\n",
+			"NULs":        strings.Repeat("\x00", 100),
+			"binary":      "\xff\xfe\x7f\n\x00",
+			"prose":       "cgroup: the memory controller is not enabled\n",
+			"longest":     strings.Repeat("9", 4<<20),
+			"longest end": strings.Repeat("x", 4<<20) + "\n",
+			"negative":    digits.ReplaceAllString(f.text, "-$0"),
+			"overflow":    digits.ReplaceAllString(f.text, "9223372036854775808"),
+			"overflow 64": digits.ReplaceAllString(f.text, "18446744073709551616"),
+			"float":       digits.ReplaceAllString(f.text, "1e3"),
+			"hex":         digits.ReplaceAllString(f.text, "0x10"),
+		} {
+			got, err := f.parse([]byte(text))
+			if err == nil {
+				t.Errorf("%s: %s is read as %+v", f.name, name, got)
+			}
+			if err != nil && len(err.Error()) > 300 {
+				t.Errorf("%s: %s: the error has %d bytes", f.name, name, len(err.Error()))
+			}
+		}
+	}
+}
+
+func TestParseTable(t *testing.T) {
+	for _, test := range []struct {
+		name, text string
+		want       int64
+		err        error
+		says       string
+	}{
+		{name: "colon", text: "key: 5 kB\n", want: 5120},
+		{name: "no colon, as in memory.stat", text: "key 5 kB\n", want: 5120},
+		{name: "tabs", text: "key:\t5\tkB\n", want: 5120},
+		{name: "among others", text: "a: 1\nkeys: 2 kB\nke: 3 kB\n\nkey: 5 kB\nb: x\n", want: 5120},
+		{name: "the first counts", text: "key: 5 kB\nkey: 6 kB\n", want: 5120},
+		{name: "a bad line that nobody wants", text: "other: -\nkey: 5 kB\n", want: 5120},
+		{name: "no unit", text: "key: 5\n", err: errUnit, says: `line "key: 5"`},
+		{name: "another unit", text: "key: 5 MB\n", err: errUnit, says: `line "key: 5 MB"`},
+		{name: "no value", text: "key:\n", err: errNumber, says: `line "key:"`},
+		{name: "minus", text: "key: -5 kB\n", err: errNegative, says: `line "key: -5 kB"`},
+		{name: "plus", text: "key: +5 kB\n", err: errNumber, says: `line "key: +5 kB"`},
+		{name: "too much in bytes", text: "key: 9007199254740992 kB\n", err: errRange, says: "9007199254740992"},
+		{name: "cut", text: "key: 5 kB", err: errCut, says: `line "key: 5 kB"`},
+		{name: "absent", text: "keys: 5 kB\n", says: `no line "key"`},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var got int64
+			err := parseTable([]byte(test.text), []tableKey{{name: "key", value: &got, kib: true}})
+			if test.err == nil && test.says == "" {
+				if err != nil || got != test.want {
+					t.Errorf("%d, %v; want %d", got, err, test.want)
+				}
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), test.says) || (test.err != nil && !errors.Is(err, test.err)) {
+				t.Errorf("error %v, want one that says %s", err, test.says)
+			}
+		})
+	}
+}
+
+func TestParseUint(t *testing.T) {
+	for text, want := range map[string]int64{
+		"0": 0, "007": 7, "9223372036854775807": math.MaxInt64,
+	} {
+		if got, err := parseUint([]byte(text)); got != want || err != nil {
+			t.Errorf("%q: %d, %v; want %d", text, got, err, want)
+		}
+	}
+	for text, want := range map[string]error{
+		"": errNumber, " 1": errNumber, "1 ": errNumber, "1_000": errNumber, "１": errNumber,
+		"-1": errNegative, "-": errNegative,
+		"9223372036854775808": errRange, "92233720368547758070": errRange, "99999999999999999999999999": errRange,
+	} {
+		_, err := parseUint([]byte(text))
+		checkError(t, err, want)
+	}
+}
+
+func TestParsePercent(t *testing.T) {
+	for text, want := range map[string]float64{
+		"0.00": 0, "0.07": 0.0007, "12.34": 0.1234, "100.00": 1, "100": 1, "7.": 0.07, "0.123456789": 0.00123456789,
+	} {
+		if got, err := parsePercent([]byte(text)); got != want || err != nil {
+			t.Errorf("%q: %v, %v; want %v", text, got, err, want)
+		}
+	}
+	for text, want := range map[string]error{
+		"": errNumber, ".5": errNumber, "1.2.3": errNumber, "1.-2": errNumber, "NaN": errNumber, "inf": errNumber,
+		"-0.01": errNegative, "101.00": errRange, "0.1234567890": errRange, "9223372036854775807.00": errRange,
+	} {
+		_, err := parsePercent([]byte(text))
+		checkError(t, err, want)
+	}
+}
