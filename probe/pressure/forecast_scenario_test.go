@@ -1,0 +1,203 @@
+package pressure
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nodeprobe/nodeprobe/probe"
+)
+
+// TestForecastScenarios plays testdata/forecast/*.txt. A file says what it
+// proves, names limits, and then shows a forecaster one snapshot per "at" line,
+// in the language of TestScenarios, with one addition:
+//
+//	# What this proves.
+//	limit memory.available 100Mi    an entry of evictionHard
+//	move memory.available -5Mi      from now on it changes by so much per second
+//	jitter memory.available 5Mi     ... and strays by so much at most
+//
+//	at 10s memory.available=4Gi/8Gi
+//	  memory.available<100Mi 3996.0Mi above, -5.0Mi/s, in 13m19s
+//	at 20s..60s/10s
+//	  ...
+//
+// A reading says where a signal is, and it moves on from there. The indented
+// lines hold one estimate per limit and the interval that NextSample asks for;
+// of a range, those of its last snapshot.
+func TestForecastScenarios(t *testing.T) {
+	files, err := filepath.Glob("testdata/forecast/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scenarios: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			script, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			played, err := playForecast(string(script))
+			if err != nil {
+				t.Fatalf("%s:%v", file, err)
+			}
+			if *update {
+				if err := os.WriteFile(file, []byte(played), 0o644); err != nil {
+					t.Fatal(err)
+				}
+				return
+			}
+			if diff := cmp.Diff(string(script), played); diff != "" {
+				t.Errorf("%s: -want +got:\n%s", file, diff)
+			}
+		})
+	}
+}
+
+// forecastScenario is the state of one script as it is played.
+type forecastScenario struct {
+	limits     entries
+	forecaster *Forecaster
+	interval   time.Duration
+	now        time.Duration
+	samples    int
+	// readings are where the signals are at time now, without their jitter.
+	readings     [probe.NumSignals]probe.Observation
+	move, jitter [probe.NumSignals]int64
+}
+
+// playForecast returns the script with the estimates as they come out.
+func playForecast(script string) (string, error) {
+	s := forecastScenario{limits: entries{}}
+	var out strings.Builder
+	for i, line := range strings.Split(strings.TrimSuffix(script, "\n"), "\n") {
+		if strings.HasPrefix(line, " ") {
+			continue // an old estimate
+		}
+		out.WriteString(line + "\n")
+		fields := strings.Fields(line)
+		if len(fields) == 0 || strings.HasPrefix(line, "#") {
+			continue
+		}
+		estimates, err := s.command(fields[0], fields[1:])
+		if err != nil {
+			return "", fmt.Errorf("%d: %q: %w", i+1, line, err)
+		}
+		out.WriteString(estimates)
+	}
+	return out.String(), nil
+}
+
+func (s *forecastScenario) command(name string, args []string) (estimates string, err error) {
+	switch {
+	case name == "at" && len(args) > 0:
+		return s.at(args[0], args[1:])
+	case name == "limit" && len(args) == 2 && s.forecaster == nil:
+		s.limits[args[0]] = args[1]
+		return "", nil
+	case (name == "move" || name == "jitter") && len(args) == 2:
+		signal, ok := probe.ParseSignal(args[0])
+		if !ok {
+			return "", fmt.Errorf("no signal %q", args[0])
+		}
+		of := &s.move
+		if name == "jitter" {
+			of = &s.jitter
+		}
+		of[signal], err = parseAmount(args[1], 0)
+		return "", err
+	default:
+		return "", errors.New("no such command")
+	}
+}
+
+func (s *forecastScenario) at(when string, readings []string) (string, error) {
+	if s.forecaster == nil {
+		thresholds, _, err := Parse(Config{Hard: s.limits})
+		if err != nil {
+			return "", err
+		}
+		s.forecaster = NewForecaster(thresholds)
+	}
+	times, err := parseTimes(when)
+	if err != nil {
+		return "", err
+	}
+	var estimates []Estimate
+	for i, now := range times {
+		for signal := range s.readings {
+			s.readings[signal].Available += int64(float64(s.move[signal]) * (now - s.now).Seconds())
+		}
+		s.now = now
+		if i == 0 {
+			if err := s.read(readings); err != nil {
+				return "", err
+			}
+		}
+		snapshot := probe.Snapshot{Time: start.Add(now), Signals: s.readings}
+		for signal := range snapshot.Signals {
+			snapshot.Signals[signal].Available += int64(float64(s.jitter[signal]) * stray(s.samples))
+		}
+		s.samples++
+		estimates = s.forecaster.Observe(&snapshot)
+		s.interval = NextSample(estimates, s.interval, Pace{})
+	}
+	var b strings.Builder
+	for _, e := range estimates {
+		fmt.Fprintf(&b, "  %v %s\n", e.Threshold, formatEstimate(e))
+	}
+	fmt.Fprintf(&b, "  next sample in %v\n", s.interval.Round(time.Millisecond))
+	return b.String(), nil
+}
+
+func (s *forecastScenario) read(readings []string) error {
+	for _, reading := range readings {
+		name, text, _ := strings.Cut(reading, "=")
+		signal, ok := probe.ParseSignal(name)
+		if !ok {
+			return fmt.Errorf("no signal %q", name)
+		}
+		var err error
+		if s.readings[signal], err = parseObservation(text); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stray returns a number from -1 to 1 that looks random.
+func stray(i int) float64 {
+	h := uint64(i)*0x9e3779b97f4a7c15 + 1
+	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9
+	h = (h ^ h>>27) * 0x94d049bb133111eb
+	return float64(int64(h)) / (1 << 63)
+}
+
+func formatEstimate(e Estimate) string {
+	if !e.OK && e.Capacity == 0 {
+		return "unknown"
+	}
+	amount := func(n float64) string {
+		if e.Signal.Unit() == "bytes" {
+			return strconv.FormatFloat(n/float64(mi), 'f', 1, 64) + "Mi"
+		}
+		return strconv.FormatFloat(n, 'f', 0, 64)
+	}
+	text := fmt.Sprintf("%s above, %s/s, ", amount(float64(e.Headroom)), amount(e.Rate))
+	switch {
+	case !e.OK:
+		return text + "never"
+	case e.TimeToLimit == 0:
+		return text + "reached"
+	case e.TimeToLimit < time.Minute:
+		return text + "in " + e.TimeToLimit.Round(100*time.Millisecond).String()
+	default:
+		return text + "in " + e.TimeToLimit.Round(time.Second).String()
+	}
+}
