@@ -155,6 +155,11 @@ func (h *Heartbeater) update(ctx context.Context) error {
 			h.config.OnFailure()
 		}
 	}
+	if apierrors.IsConflict(err) {
+		// One conflict is news of somebody else's change; nothing but conflicts
+		// is a lease that nobody can write.
+		h.report(ResultFailure, err, "tries", maxTries)
+	}
 	return fmt.Errorf("update lease: failed %d times, at last: %w", maxTries, err)
 }
 

@@ -132,6 +132,12 @@ func TestRetryUpdateLease(t *testing.T) {
 			"only optimistic lock errors", failing("PUT", errConflict, errConflict, errConflict, errConflict, errConflict),
 			"PUT GET PUT GET PUT GET PUT GET PUT GET GET PUT", nil,
 		},
+		{"optimistic lock errors for good", func(verb string) error {
+			if verb == "PUT" {
+				return errConflict
+			}
+			return nil
+		}, strings.TrimSpace(strings.Repeat("PUT GET ", 5) + "GET " + strings.Repeat("PUT GET ", 5)), errConflict},
 		{"V25: one conflict", failing("PUT", errConflict), "PUT GET PUT", nil},
 		{"all tries fail", failing("PUT", errServer, errTooMany, errForbidden, errClosed, errServer), "PUT PUT" + fourFailures + " GET PUT", nil},
 		{"all tries fail twice", func(verb string) error {
