@@ -1,0 +1,344 @@
+package probe
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// NotifyCause is what a Notifier has heard of.
+type NotifyCause uint8
+
+// The causes. The first three are in the order of Resource.
+const (
+	NotifyCPUStall    NotifyCause = iota // tasks stall on the CPU
+	NotifyMemoryStall                    // tasks stall on memory
+	NotifyIOStall                        // tasks stall on a disk
+	NotifyMounts                         // something was mounted, unmounted or remounted
+	NotifyCgroup                         // the pods reached a memory limit, or one lost a process to the OOM killer
+
+	// NumNotifyCauses is the length of an array indexed by NotifyCause.
+	NumNotifyCauses = int(iota)
+)
+
+// String returns the name used in logs and metrics.
+func (c NotifyCause) String() string {
+	return [NumNotifyCauses]string{"cpu_stall", "memory_stall", "io_stall", "mounts", "cgroup"}[c]
+}
+
+// NotifierConfig says what to listen to.
+type NotifierConfig struct {
+	// Procfs and Sysfs are where the node's /proc and /sys are mounted.
+	Procfs, Sysfs string
+	// Stalls are the stalls to hear of; nil means DefaultStallTriggers.
+	Stalls []StallTrigger
+	// Logger gets one line when a source is lost or missing, and one when it is
+	// there again.
+	Logger *slog.Logger
+}
+
+// NotifySource is what became of one source, for preflight and the tier report.
+type NotifySource struct {
+	Name  string
+	Cause NotifyCause
+	// Active says that the kernel wakes us, Detail by which file and under which
+	// terms.
+	Active bool
+	Detail string
+	// Err says why the source is not active, Remedy what to do about it.
+	Err    error
+	Remedy string
+}
+
+// Notifier waits for the kernel to tell that a sample is due: hints that cost
+// nothing while there is nothing to tell, and that the next sample confirms or
+// not. Every source is optional to the daemon; see Sources.
+//
+// It spends one thread, blocked in poll(2). The Go runtime's poller cannot take
+// its place, neither directly (it does not ask for POLLPRI) nor through an epoll
+// descriptor within its own: asking one of these files whether there is news
+// takes the news away, so the outer epoll would swallow what the inner one was
+// to report.
+//
+// Refresh and Sources may be called from any goroutine.
+type Notifier struct {
+	logger *slog.Logger
+
+	// poll is unix.Poll, or the kernel that a test plays.
+	poll func(fds []unix.PollFd, timeoutMillis int) (int, error)
+
+	mu sync.Mutex
+	// wakeFD is the eventfd that ends a poll; -1 while Run does not run. It is
+	// closed under the lock, so that nobody writes to a descriptor that has
+	// become somebody else's.
+	wakeFD  int
+	watches []*watch // written under the lock by Run, by Sources while there is no Run
+}
+
+// watch is a source and what we have of it.
+type watch struct {
+	source source
+	fd     int // -1 while closed
+	detail string
+	err    error
+	logged string
+
+	// The source is not listened to before quiet is over. Nothing is lost by
+	// that: the kernel keeps the news until we ask.
+	quiet time.Time
+	gap   time.Duration
+}
+
+// source is a file that poll(2) reports POLLPRI on.
+type source interface {
+	name() string
+	cause() NotifyCause
+	// open returns a descriptor to poll, and what to say of it.
+	open() (fd int, detail string, err error)
+	// heard is called when poll reported something. It makes the descriptor
+	// ready to report the next, and tells whether this was worth a sample.
+	// After an error the descriptor is of no more use.
+	heard(fd int, revents int16) (bool, error)
+	// stale tells whether the descriptor is no longer what open would find.
+	stale(fd int) bool
+	// remedy tells the operator what to do about an error.
+	remedy(err error) string
+}
+
+const (
+	// minGap is the time between two reports of one source. Mounts come by the
+	// hundred when pods do, and one look serves them all.
+	minGap = 500 * time.Millisecond
+	// maxGap is how far the gap grows while a source has nothing worth a sample
+	// to tell. Later than this the next tick would see it anyway.
+	maxGap = 10 * time.Second
+)
+
+// NewNotifier makes a Notifier. It opens nothing and starts no goroutine.
+func NewNotifier(cfg NotifierConfig) (*Notifier, error) {
+	for _, c := range []struct{ name, value string }{{"Procfs", cfg.Procfs}, {"Sysfs", cfg.Sysfs}} {
+		if !filepath.IsAbs(c.value) {
+			return nil, fmt.Errorf("%s: %q is not an absolute path", c.name, c.value)
+		}
+	}
+	if cfg.Stalls == nil {
+		cfg.Stalls = DefaultStallTriggers()
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	n := &Notifier{logger: cfg.Logger, poll: unix.Poll, wakeFD: -1}
+	for i, t := range cfg.Stalls {
+		if err := t.validate(); err != nil {
+			return nil, fmt.Errorf("stalls[%d]: %w", i, err)
+		}
+		n.add(&stallSource{trigger: t, procfs: cfg.Procfs})
+	}
+	n.add(&mountsSource{procfs: cfg.Procfs})
+	cgroupfs := filepath.Join(cfg.Sysfs, "fs/cgroup")
+	n.add(&cgroupSource{cgroupfs: cgroupfs, file: "memory.events.local"})
+	n.add(&cgroupSource{cgroupfs: cgroupfs, file: "memory.events", only: "oom"})
+	return n, nil
+}
+
+func (n *Notifier) add(s source) {
+	n.watches = append(n.watches, &watch{source: s, fd: -1, gap: minGap})
+}
+
+var errRunning = errors.New("already running")
+
+// Run opens the sources that there are and calls notify, from this goroutine,
+// for what they tell: at once, then at most twice a second per source, and in
+// any case once after the last of a series. It returns when ctx ends, with its
+// cause, or when it cannot wait any more. A source that fails is no reason to
+// return; without any, Run just waits.
+func (n *Notifier) Run(ctx context.Context, notify func(NotifyCause)) error {
+	if err := n.start(); err != nil {
+		return err
+	}
+	defer n.finish()
+	defer context.AfterFunc(ctx, n.Refresh)()
+
+	fds := make([]unix.PollFd, 1+len(n.watches))
+	for ctx.Err() == nil {
+		timeout := n.prepare(fds, time.Now())
+		if _, err := n.poll(fds, timeout); err != nil {
+			if errors.Is(err, unix.EINTR) {
+				continue
+			}
+			return fmt.Errorf("wait for notifications: %w", err)
+		}
+		now := time.Now()
+		for i, w := range n.watches {
+			if revents := fds[1+i].Revents; revents != 0 && n.hear(w, revents, now) {
+				notify(w.source.cause())
+			}
+		}
+		if fds[0].Revents != 0 {
+			n.lookAgain()
+		}
+	}
+	return context.Cause(ctx)
+}
+
+func (n *Notifier) start() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.wakeFD >= 0 {
+		return fmt.Errorf("run notifier: %w", errRunning)
+	}
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return fmt.Errorf("make eventfd: %w", err)
+	}
+	n.wakeFD = fd
+	n.openMissing()
+	return nil
+}
+
+func (n *Notifier) finish() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	unix.Close(n.wakeFD)
+	n.wakeFD = -1
+	n.closeAll()
+}
+
+// prepare says what to wait for, and for how long: for ever, unless a source is
+// to be listened to again.
+func (n *Notifier) prepare(fds []unix.PollFd, now time.Time) (timeoutMillis int) {
+	fds[0] = unix.PollFd{Fd: int32(n.wakeFD), Events: unix.POLLIN}
+	timeout := time.Duration(math.MaxInt64)
+	for i, w := range n.watches {
+		p := &fds[1+i]
+		*p = unix.PollFd{Fd: int32(w.fd), Events: unix.POLLPRI}
+		if wait := w.quiet.Sub(now); wait > 0 && w.fd >= 0 {
+			p.Fd = -1 // poll passes it over
+			timeout = min(timeout, wait)
+		}
+	}
+	if timeout == math.MaxInt64 {
+		return -1
+	}
+	return int((timeout + time.Millisecond - 1) / time.Millisecond)
+}
+
+// hear takes the news from w and tells whether they are worth a sample.
+func (n *Notifier) hear(w *watch, revents int16, now time.Time) bool {
+	worth, err := w.source.heard(w.fd, revents)
+	if err != nil {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		w.close()
+		w.err = err
+		n.log(w)
+		return false
+	}
+	if worth {
+		w.gap = minGap
+	} else {
+		w.gap = min(2*w.gap, maxGap)
+	}
+	w.quiet = now.Add(w.gap)
+	return worth
+}
+
+// Refresh asks Run to look again for sources that were missing, and for a cgroup
+// that was made anew. Call it once a minute. It does not block.
+func (n *Notifier) Refresh() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.wakeFD >= 0 {
+		// Cannot fail: nobody makes 2^64 requests before they are read.
+		_, _ = unix.Write(n.wakeFD, binary.NativeEndian.AppendUint64(nil, 1))
+	}
+}
+
+// lookAgain does what Refresh asked for.
+func (n *Notifier) lookAgain() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var count [8]byte
+	_, _ = unix.Read(n.wakeFD, count[:]) // only resets it
+	for _, w := range n.watches {
+		if w.fd >= 0 && w.source.stale(w.fd) {
+			w.close()
+		}
+	}
+	n.openMissing()
+}
+
+// Sources tells what became of the sources, in a fixed order. While Run does not
+// run, it opens each for a moment to find out.
+func (n *Notifier) Sources() []NotifySource {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.wakeFD < 0 {
+		n.openMissing()
+		defer n.closeAll()
+	}
+	sources := make([]NotifySource, len(n.watches))
+	for i, w := range n.watches {
+		sources[i] = NotifySource{
+			Name: w.source.name(), Cause: w.source.cause(),
+			Active: w.fd >= 0, Detail: w.detail, Err: w.err,
+		}
+		if w.err != nil {
+			sources[i].Remedy = w.source.remedy(w.err)
+		}
+	}
+	return sources
+}
+
+// openMissing tries to open what is not open. The caller holds the lock.
+func (n *Notifier) openMissing() {
+	for _, w := range n.watches {
+		if w.fd >= 0 {
+			continue
+		}
+		fd, detail, err := w.source.open()
+		if w.err = err; err == nil {
+			w.fd, w.detail, w.quiet, w.gap = fd, detail, time.Time{}, minGap
+		}
+		n.log(w)
+	}
+}
+
+func (n *Notifier) closeAll() {
+	for _, w := range n.watches {
+		w.close()
+	}
+}
+
+func (w *watch) close() {
+	if w.fd >= 0 {
+		unix.Close(w.fd)
+	}
+	w.fd, w.detail = -1, ""
+}
+
+// log says what changed about a source, once. Missing is no failure: a machine
+// without PSI or pods has nothing to mend.
+func (n *Notifier) log(w *watch) {
+	text := ""
+	if w.err != nil {
+		text = w.err.Error()
+	}
+	if text == w.logged {
+		return
+	}
+	w.logged = text
+	if w.err != nil {
+		n.logger.Info("no notifications from source", "source", w.source.name(), "err", w.err, "remedy", w.source.remedy(w.err))
+		return
+	}
+	n.logger.Info("notifications from source again", "source", w.source.name(), "detail", w.detail)
+}

@@ -1,0 +1,226 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+func newTestNotifier(t *testing.T, cfg NotifierConfig) *Notifier {
+	t.Helper()
+	n, err := NewNotifier(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestNotifyCauseNames(t *testing.T) {
+	names := map[string]bool{}
+	for i := range NumNotifyCauses {
+		names[NotifyCause(i).String()] = true
+	}
+	if len(names) != NumNotifyCauses || names[""] {
+		t.Errorf("causes must have a name each: %v", names)
+	}
+	for i := range NumResources {
+		s := stallSource{trigger: StallTrigger{Resource: Resource(i)}}
+		if want := Resource(i).String() + "_stall"; s.cause().String() != want {
+			t.Errorf("a stall on %s has cause %s, want %s", Resource(i), s.cause(), want)
+		}
+	}
+}
+
+func TestNotifierConfigErrors(t *testing.T) {
+	for _, test := range []struct {
+		cfg  NotifierConfig
+		want string
+	}{
+		{NotifierConfig{Procfs: "proc", Sysfs: "/sys"}, `Procfs: "proc" is not an absolute path`},
+		{NotifierConfig{Procfs: "/proc"}, `Sysfs: "" is not an absolute path`},
+		{NotifierConfig{Procfs: "/proc", Sysfs: "/sys", Stalls: []StallTrigger{{Share: 1}, {Share: 1.5}}}, "stalls[1]: share: 1.5 is not above 0 and up to 1"},
+		{NotifierConfig{Procfs: "/proc", Sysfs: "/sys", Stalls: []StallTrigger{{}}}, "stalls[0]: share: 0 is not above 0 and up to 1"},
+		{NotifierConfig{Procfs: "/proc", Sysfs: "/sys", Stalls: []StallTrigger{{Resource: 7, Share: 1}}}, "stalls[0]: resource: 7 is unknown"},
+	} {
+		if _, err := NewNotifier(test.cfg); err == nil || err.Error() != test.want {
+			t.Errorf("NewNotifier(%+v): got %v, want %s", test.cfg, err, test.want)
+		}
+	}
+}
+
+// A machine without any of it is told what is missing, and waits in peace.
+func TestNotifierWithoutSources(t *testing.T) {
+	dir := t.TempDir()
+	n := newTestNotifier(t, NotifierConfig{Procfs: filepath.Join(dir, "proc"), Sysfs: filepath.Join(dir, "sys")})
+	check := func() {
+		t.Helper()
+		var names []string
+		for _, s := range n.Sources() {
+			names = append(names, s.Name)
+			if s.Active || s.Err == nil || s.Remedy == "" || s.Detail != "" {
+				t.Errorf("%+v: want inactive, an error and a remedy", s)
+			}
+		}
+		want := []string{"pressure_memory_some", "pressure_io_full", "mounts", "pods_memory_events_local", "pods_memory_events"}
+		if diff := cmp.Diff(want, names); diff != "" {
+			t.Errorf("sources (-want +got):\n%s", diff)
+		}
+	}
+	check()
+
+	ctx, cancel := context.WithCancelCause(t.Context())
+	done := make(chan error)
+	go func() { done <- n.Run(ctx, func(c NotifyCause) { t.Errorf("notified of %s", c) }) }()
+	check()
+	n.Refresh()
+	why := errors.New("enough")
+	cancel(why)
+	if err := <-done; !errors.Is(err, why) {
+		t.Errorf("Run: got %v, want the cause of the context's end", err)
+	}
+	check()
+}
+
+func TestStallSourceErrors(t *testing.T) {
+	for _, errno := range []unix.Errno{
+		unix.ENOENT, unix.EOPNOTSUPP, unix.EPERM, unix.EACCES, unix.EROFS, unix.EINVAL, unix.EIO, unix.EBUSY,
+	} {
+		s := stallSource{}
+		if s.remedy(&fs.PathError{Op: "open", Path: "x", Err: errno}) == "" {
+			t.Errorf("%v: no remedy", errno)
+		}
+	}
+
+	// What is no PSI file does not take a trigger, or does and never fires.
+	dir := t.TempDir()
+	s := stallSource{trigger: StallTrigger{Resource: IO, Share: 0.5}, procfs: dir}
+	if err := os.MkdirAll(filepath.Join(dir, "pressure/io"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if fd, _, err := s.open(); err == nil {
+		unix.Close(fd)
+		t.Error("a directory took a trigger")
+	}
+
+	// POLLERR would come back at once, for ever.
+	for revents, ok := range map[int16]bool{
+		unix.POLLPRI: true, unix.POLLPRI | unix.POLLERR: false, unix.POLLNVAL: false, unix.POLLHUP: false,
+	} {
+		if worth, err := s.heard(0, revents); worth != ok || (err == nil) != ok {
+			t.Errorf("heard(%#x): got %t, %v", revents, worth, err)
+		}
+	}
+}
+
+// tellingSource stands for a file with news at every moment.
+type tellingSource struct {
+	mountsSource
+	worth bool
+	heards,
+	opens int
+	fails error
+}
+
+func (s *tellingSource) open() (int, string, error) {
+	s.opens++
+	fd, err := unix.Open("/dev/null", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	return fd, "", err
+}
+
+func (s *tellingSource) heard(int, int16) (bool, error) {
+	s.heards++
+	return s.worth, s.fails
+}
+
+// newStormNotifier has one source, and a kernel that reports all that it is
+// asked about and keeps time by the bubble's clock.
+func newStormNotifier(s *tellingSource) *Notifier {
+	n, _ := NewNotifier(NotifierConfig{Procfs: "/proc", Sysfs: "/sys"})
+	n.watches = nil
+	n.add(s)
+	n.poll = func(fds []unix.PollFd, timeout int) (int, error) {
+		if count, err := unix.Poll(fds[:1], 0); count != 0 || err != nil {
+			return count, err
+		}
+		fds[0].Revents = 0
+		if fds[1].Fd >= 0 {
+			fds[1].Revents = unix.POLLPRI | unix.POLLERR
+			return 1, nil
+		}
+		if timeout < 0 {
+			timeout = 100 // as nothing else wakes it, but the context
+		}
+		time.Sleep(time.Duration(timeout) * time.Millisecond)
+		return 0, nil
+	}
+	return n
+}
+
+func TestNotifierCoalesces(t *testing.T) {
+	for name, test := range map[string]struct {
+		worth            bool
+		notified, heards int
+	}{
+		// At once, and then every 500 ms of 10 s.
+		"worth a sample": {true, 20, 20},
+		// After 0, 1, 3, 7 s: it is asked ever more rarely.
+		"nothing new": {false, 0, 4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second-time.Millisecond)
+				defer cancel()
+				source := &tellingSource{worth: test.worth}
+				notified := 0
+				err := newStormNotifier(source).Run(ctx, func(NotifyCause) { notified++ })
+				if !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("Run: %v", err)
+				}
+				if notified != test.notified || source.heards != test.heards {
+					t.Errorf("asked %d times and notified %d times, want %d and %d", source.heards, notified, test.heards, test.notified)
+				}
+			})
+		})
+	}
+}
+
+// A source that fails is left alone until somebody asks to look again.
+func TestNotifierLosesSource(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		defer cancel()
+		source := &tellingSource{fails: errors.New("broken")}
+		n := newStormNotifier(source)
+		time.AfterFunc(5*time.Second, func() {
+			if s := n.Sources()[0]; s.Active || !errors.Is(s.Err, source.fails) {
+				t.Errorf("%+v: want inactive and the error", s)
+			}
+			n.Refresh()
+		})
+		n.Run(ctx, func(c NotifyCause) { t.Errorf("notified of %s", c) })
+		if source.opens != 2 || source.heards != 2 {
+			t.Errorf("opened %d times and asked %d times, want 2 and 2", source.opens, source.heards)
+		}
+	})
+}
+
+func TestNotifierPollFails(t *testing.T) {
+	n := newTestNotifier(t, NotifierConfig{Procfs: t.TempDir(), Sysfs: t.TempDir()})
+	n.poll = func([]unix.PollFd, int) (int, error) { return 0, unix.ENOMEM }
+	err := n.Run(t.Context(), func(NotifyCause) {})
+	if !errors.Is(err, unix.ENOMEM) || !strings.HasPrefix(err.Error(), "wait for notifications: ") {
+		t.Errorf("Run: got %v", err)
+	}
+	if n.wakeFD != -1 {
+		t.Error("Run left its eventfd behind")
+	}
+}
