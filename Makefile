@@ -42,8 +42,17 @@ lint: ## golangci-lint, with the import graph as rules
 check: lint test ## what CI runs
 	go mod tidy -diff && go -C test mod tidy -diff
 
+test-kernels: NEEDED += qemu-system-x86_64:qemu-system-x86 qemu-system-aarch64:qemu-system-arm xz:xz-utils
+test-kernels: deps ## bpf's tests and a snapshot on Debian's kernels in qemu (KERNELS=amd64-6.1 for one)
+	go -C test run ./cmd/kernels $(KERNELS)
+
 generate: deps ## rebuild the BPF objects from their C source
 	go generate ./bpf
+
+generate-btf: NEEDED += qemu-system-x86_64:qemu-system-x86 qemu-system-aarch64:qemu-system-arm xz:xz-utils bpftool:bpftool
+generate-btf: deps ## renew the kernel types that bpf's tests look into
+	go -C test run ./cmd/kernels -types $(CACHE)/kernels/types
+	go test -count=1 -run '^TestRelocations$$' ./bpf -types $(CACHE)/kernels/types
 
 fuzz: ## each fuzz target for FUZZTIME (default 30s)
 	@set -e; for pkg in $$(go list ./...); do for f in $$(go test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
@@ -74,4 +83,4 @@ clean: ## remove bin
 help: ## this list
 	@awk -F ':.*## ' '/^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build run demo image test vet lint check generate fuzz bench footprint control-plane deps clean help
+.PHONY: build run demo image test vet lint check test-kernels generate generate-btf fuzz bench footprint control-plane deps clean help

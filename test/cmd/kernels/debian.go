@@ -1,0 +1,271 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// kernel is one of Debian's.
+type kernel struct {
+	// arch is an architecture as both Debian and Go call it.
+	arch string
+	// release is the first two numbers of the version.
+	release string
+	// suite is where the newest build is. The security archive has a small
+	// index, and a kernel in it at nearly all times.
+	suite string
+}
+
+// all is ordered by what a hurried reader wants to know first.
+var all = []kernel{
+	{"amd64", "6.1", "bookworm-security"},
+	{"amd64", "6.12", "trixie-security"},
+	{"arm64", "6.1", "bookworm-security"},
+	{"arm64", "6.12", "trixie-security"},
+}
+
+func (k kernel) String() string { return k.arch + "-" + k.release }
+
+// choose returns the named kernels, all of them without a name.
+func choose(names []string) ([]kernel, error) {
+	if len(names) == 0 {
+		return all, nil
+	}
+	var chosen []kernel
+	for _, name := range names {
+		i := slices.IndexFunc(all, func(k kernel) bool { return k.String() == name })
+		if i < 0 {
+			return nil, fmt.Errorf("no kernel %q; there are %v", name, all)
+		}
+		chosen = append(chosen, all[i])
+	}
+	return chosen, nil
+}
+
+// image is an unpacked kernel package, reduced to what a guest needs.
+type image struct {
+	dir     string
+	version string // Debian's
+}
+
+func (i image) vmlinuz() string { return filepath.Join(i.dir, "vmlinuz") }
+func (i image) modules() string { return filepath.Join(i.dir, "modules") }
+
+// types is where the kernel's BTF goes once it has been booted.
+func (i image) types() string { return filepath.Join(i.dir, "vmlinux.btf") }
+
+// cacheDir is where kernels are kept: in $NODEPROBE_CACHE, or else in the user's
+// cache.
+func cacheDir() (string, error) {
+	if dir := os.Getenv("NODEPROBE_CACHE"); dir != "" {
+		return filepath.Abs(filepath.Join(dir, "kernels"))
+	}
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("find cache (set NODEPROBE_CACHE): %w", err)
+	}
+	return filepath.Join(dir, "nodeprobe", "kernels"), nil
+}
+
+// fetch returns the kernel from the cache or, if it is not there or an update is
+// asked for, from Debian. Only complete ones are in the cache, by version.
+func (k kernel) fetch(ctx context.Context, cache string, update bool, log io.Writer) (image, error) {
+	dir := filepath.Join(cache, k.String())
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return image{}, fmt.Errorf("make cache: %w", err)
+	}
+	link := filepath.Join(dir, "current")
+	if version, err := os.Readlink(link); err == nil && !update {
+		return image{filepath.Join(dir, version), version}, nil
+	}
+	scratch, err := os.MkdirTemp(dir, "fetch-")
+	if err != nil {
+		return image{}, err
+	}
+	defer os.RemoveAll(scratch)
+	apt, err := newApt(ctx, scratch, k)
+	if err != nil {
+		return image{}, fmt.Errorf("read Debian's package list: %w", err)
+	}
+	name, version, err := apt.kernelPackage(ctx, "linux-image-cloud-"+k.arch)
+	if err != nil {
+		return image{}, err
+	}
+	if !strings.HasPrefix(version, k.release+".") {
+		return image{}, fmt.Errorf("%s has %s %s, not %s", k.suite, name, version, k.release)
+	}
+	i := image{filepath.Join(dir, version), version}
+	if _, err := os.Stat(i.dir); err != nil {
+		fmt.Fprintf(log, "%s: fetching %s %s\n", k, name, version)
+		tree, err := apt.unpack(ctx, name)
+		if err != nil {
+			return image{}, err
+		}
+		partial := image{filepath.Join(scratch, "image"), version}
+		if err := partial.take(ctx, tree); err != nil {
+			return image{}, err
+		}
+		// Another process may have been faster, with the same result.
+		if err := os.Rename(partial.dir, i.dir); err != nil && !errors.Is(err, os.ErrExist) {
+			return image{}, err
+		}
+	}
+	if err := os.Symlink(version, filepath.Join(scratch, "current")); err != nil {
+		return image{}, err
+	}
+	return i, os.Rename(filepath.Join(scratch, "current"), link)
+}
+
+// take copies what is needed from an unpacked package.
+func (i image) take(ctx context.Context, tree string) error {
+	if err := os.MkdirAll(i.modules(), 0o755); err != nil {
+		return err
+	}
+	vmlinuz, err := only(filepath.Join(tree, "boot/vmlinuz-*"))
+	if err != nil {
+		return err
+	}
+	if err := os.Rename(vmlinuz, i.vmlinuz()); err != nil {
+		return err
+	}
+	modules, err := only(filepath.Join(tree, "lib/modules/*"))
+	if err != nil {
+		// Packages since Debian 13 leave out the link from /lib.
+		if modules, err = only(filepath.Join(tree, "usr/lib/modules/*")); err != nil {
+			return err
+		}
+	}
+	return takeModules(ctx, modules, i.modules(), wantedModules)
+}
+
+func only(pattern string) (string, error) {
+	found, err := filepath.Glob(pattern)
+	if err != nil {
+		return "", err
+	}
+	if len(found) != 1 {
+		return "", fmt.Errorf("%d files match %s, want one", len(found), pattern)
+	}
+	return found[0], nil
+}
+
+// apt is apt-get with a state and lists of its own, for any architecture. The
+// machine's other settings (a proxy, a mirror) stay in force.
+type apt struct {
+	dir  string
+	args []string
+}
+
+const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+func newApt(ctx context.Context, dir string, k kernel) (*apt, error) {
+	if _, err := os.Stat(keyring); err != nil {
+		return nil, fmt.Errorf("%w (Debian package debian-archive-keyring)", err)
+	}
+	for _, name := range []string{"lists/partial", "archives/partial"} {
+		if err := os.MkdirAll(filepath.Join(dir, name), 0o755); err != nil {
+			return nil, err
+		}
+	}
+	source := fmt.Sprintf("deb [signed-by=%s] http://deb.debian.org/debian-security %s main\n", keyring, k.suite)
+	if err := os.WriteFile(filepath.Join(dir, "sources.list"), []byte(source), 0o644); err != nil {
+		return nil, err
+	}
+	if err := os.WriteFile(filepath.Join(dir, "status"), nil, 0o644); err != nil {
+		return nil, err
+	}
+	a := &apt{dir: dir, args: []string{
+		"-qq",
+		"-oAPT::Architecture=" + k.arch,
+		"-oAPT::Architectures=" + k.arch,
+		"-oDir::State=" + dir,
+		"-oDir::State::Lists=" + filepath.Join(dir, "lists"),
+		"-oDir::State::status=" + filepath.Join(dir, "status"),
+		"-oDir::Cache=" + dir,
+		"-oDir::Etc::SourceList=" + filepath.Join(dir, "sources.list"),
+		"-oDir::Etc::SourceParts=/dev/null",
+		"-oAcquire::Languages=none",
+		"-oAcquire::Retries=3",
+		// Its user could not write to our directory.
+		"-oAPT::Sandbox::User=root",
+	}}
+	_, err := a.run(ctx, "apt-get", "update")
+	return a, err
+}
+
+func (a *apt) run(ctx context.Context, command string, args ...string) (string, error) {
+	return output(ctx, a.dir, command, append(slices.Clone(a.args), args...)...)
+}
+
+// kernelPackage returns the package that the package without a version in its
+// name stands for.
+func (a *apt) kernelPackage(ctx context.Context, meta string) (name, version string, err error) {
+	text, err := a.run(ctx, "apt-cache", "show", "--no-all-versions", meta)
+	if err != nil {
+		return "", "", err
+	}
+	for line := range strings.Lines(text) {
+		if depends, found := strings.CutPrefix(line, "Depends: "); found {
+			// linux-image-6.1.0-56-cloud-amd64 (= 6.1.192-2)
+			f := strings.Fields(strings.NewReplacer("(=", "", ")", "", ",", " ").Replace(depends))
+			if len(f) >= 2 && strings.HasPrefix(f[0], "linux-image-") {
+				return f[0], f[1], nil
+			}
+		}
+	}
+	return "", "", fmt.Errorf("package %s depends on no kernel:\n%s", meta, text)
+}
+
+// unpack returns the directory with the files of a package. Nothing of it is run.
+func (a *apt) unpack(ctx context.Context, name string) (string, error) {
+	if _, err := a.run(ctx, "apt-get", "download", name); err != nil {
+		return "", err
+	}
+	deb, err := only(filepath.Join(a.dir, "*.deb"))
+	if err != nil {
+		return "", err
+	}
+	tree := filepath.Join(a.dir, "tree")
+	_, err = output(ctx, a.dir, "dpkg-deb", "-x", deb, tree)
+	return tree, err
+}
+
+// output runs a command to its end and returns what it wrote.
+func output(ctx context.Context, dir, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.Dir = dir
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	cmd.WaitDelay = 10 * time.Second
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("run %s %s: %w\n%s%s", name, args[len(args)-1], err, stderr.String(), out)
+	}
+	return string(out), nil
+}
+
+// hostName returns this machine's kernel in the form release-architecture.
+func hostName() (string, error) {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "", fmt.Errorf("uname: %w", err)
+	}
+	f := strings.SplitN(unix.ByteSliceToString(u.Release[:]), ".", 3)
+	if len(f) < 3 {
+		return "", fmt.Errorf("release %q has no two numbers", f)
+	}
+	return f[0] + "." + f[1] + "-" + runtime.GOARCH, nil
+}
