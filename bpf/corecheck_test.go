@@ -25,9 +25,7 @@ var fullTypes = flag.String("types", "", "write testdata/btf anew, from the full
 // optional lists what the programs look for and a kernel may lack. Each use has
 // to be guarded in the source, by bpf_core_field_exists or the like: the loader
 // replaces what it guards by an instruction that the verifier must not reach.
-var optional = map[string]string{
-	"rqf_flags.__RQF_QUIET": "only of use where block_rq_error is missing; Linux 6.1 has no such enum, that of 6.12 has no name",
-}
+var optional = map[string]string{}
 
 // The programs fit kernels that are not the running one, as far as types go:
 // every field and enumerator that they use is found in each kernel's BTF, and

@@ -91,8 +91,4 @@ enum cgroup_subsys_id {
 	memory_cgrp_id,
 };
 
-enum rqf_flags {
-	__RQF_QUIET,
-};
-
 #endif

@@ -56,6 +56,7 @@ const (
 	nodeprobeVarCounters                    = "counters"
 	nodeprobeVarEventType                   = "event_type"
 	nodeprobeVarInitialPidNs                = "initial_pid_ns"
+	nodeprobeVarRqfQuiet                    = "rqf_quiet"
 	nodeprobeVarVictimIsTask                = "victim_is_task"
 )
 
@@ -127,6 +128,7 @@ type nodeprobeVariableSpecs struct {
 	Counters     *ebpf.VariableSpec `ebpf:"counters"`
 	EventType    *ebpf.VariableSpec `ebpf:"event_type"`
 	InitialPidNs *ebpf.VariableSpec `ebpf:"initial_pid_ns"`
+	RqfQuiet     *ebpf.VariableSpec `ebpf:"rqf_quiet"`
 	VictimIsTask *ebpf.VariableSpec `ebpf:"victim_is_task"`
 }
 
@@ -168,6 +170,7 @@ type nodeprobeVariables struct {
 	Counters     *ebpf.Variable `ebpf:"counters"`
 	EventType    *ebpf.Variable `ebpf:"event_type"`
 	InitialPidNs *ebpf.Variable `ebpf:"initial_pid_ns"`
+	RqfQuiet     *ebpf.Variable `ebpf:"rqf_quiet"`
 	VictimIsTask *ebpf.Variable `ebpf:"victim_is_task"`
 }
 

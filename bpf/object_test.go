@@ -226,13 +226,12 @@ func TestEventLayout(t *testing.T) {
 	}
 }
 
-// A kernel without memory cgroups (or with older names for request flags) lacks
-// values that the programs ask for. They must load there all the same.
+// A kernel without memory cgroups lacks a value that a program asks for. It must
+// load there all the same.
 func TestValuesMayBeMissing(t *testing.T) {
 	open(t, Tasks, OOM, BlockIO).Close()
 	for program, value := range map[string]string{
-		nodeprobeProgMarkVictim:      "memory_cgrp_id",
-		nodeprobeProgBlockRqComplete: "__RQF_QUIET",
+		nodeprobeProgMarkVictim: "memory_cgrp_id",
 	} {
 		dir := generate(t, value, "nodeprobe_no_such_value")
 		spec, err := ebpf.LoadCollectionSpec(filepath.Join(dir, generated(t, "nodeprobe_*_bpfel.o")[0]))
