@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"strings"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
@@ -65,8 +66,10 @@ func nodeAddress(cfg Addresses) Setter {
 			if ip.IsUnspecified() {
 				continue
 			}
-			if err := cfg.validate(ip); err != nil {
-				return fmt.Errorf("failed to validate %s: %w", [...]string{"nodeIP", "secondaryNodeIP"}[i], err)
+			if err := cfg.validate(ip); err != nil && i == 0 {
+				return fmt.Errorf("failed to validate nodeIP: %w", err)
+			} else if err != nil {
+				return fmt.Errorf("failed to validate secondaryNodeIP: %w", err)
 			}
 		}
 		cfg.annotate(node)
@@ -81,7 +84,7 @@ func nodeAddress(cfg Addresses) Setter {
 		}
 		ips := cfg.NodeIPs
 		if len(ips) < 2 {
-			ip, err := cfg.choose(ctx)
+			ip, err := cfg.choose(ctx, node.Status.Addresses)
 			if err != nil {
 				return fmt.Errorf("can't get ip address of node %s. error: %w", cfg.NodeName, err)
 			}
@@ -123,7 +126,7 @@ func (a *Addresses) annotate(node *v1.Node) {
 // choose finds the one address of a node without a dual-stack pair: the one
 // asked for, else the hostname if it is an address, else what the node's name
 // resolves to, else the address of the default route.
-func (a *Addresses) choose(ctx context.Context) (net.IP, error) {
+func (a *Addresses) choose(ctx context.Context, present []v1.NodeAddress) (net.IP, error) {
 	if ip := a.specified(); ip != nil {
 		return ip, nil
 	}
@@ -131,8 +134,7 @@ func (a *Addresses) choose(ctx context.Context) (net.IP, error) {
 		return ip, nil
 	}
 	wantIPv6 := len(a.NodeIPs) > 0 && netutils.IsIPv6(a.NodeIPs[0])
-	// A name that does not resolve is no error: the default route decides.
-	found, _ := a.Lookup(ctx, a.NodeName)
+	found, err := a.lookup(ctx)
 	var other net.IP
 	for _, ip := range found {
 		if a.validate(ip) != nil {
@@ -148,11 +150,46 @@ func (a *Addresses) choose(ctx context.Context) (net.IP, error) {
 	if other != nil {
 		return other, nil
 	}
+	if ip := a.current(present); err != nil && ip != nil {
+		return ip, nil
+	}
 	preferred := net.IPv4zero
 	if wantIPv6 {
 		preferred = net.IPv6zero
 	}
-	return a.DefaultRoute(preferred)
+	ip, err := a.DefaultRoute(preferred)
+	if err == nil && ip == nil {
+		err = errors.New("no address found")
+	}
+	return ip, err
+}
+
+// lookupTimeout bounds how long a name server that does not answer delays the
+// rest of the status.
+const lookupTimeout = 2 * time.Second
+
+// lookup resolves the node's name. That it has no address is no error: the
+// default route decides then.
+func (a *Addresses) lookup(ctx context.Context) ([]net.IP, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookupTimeout)
+	defer cancel()
+	ips, err := a.Lookup(ctx, a.NodeName)
+	if dns, ok := errors.AsType[*net.DNSError](err); ok && dns.IsNotFound {
+		err = nil
+	}
+	return ips, err
+}
+
+// current returns the address that the Node has, if it is one of this machine's.
+// While no name server answers it is better than the default route's, which may
+// be another one: the kubelet goes back and forth.
+func (a *Addresses) current(present []v1.NodeAddress) net.IP {
+	for _, address := range present {
+		if ip := netutils.ParseIPSloppy(address.Address); address.Type == v1.NodeInternalIP && a.validate(ip) == nil {
+			return ip
+		}
+	}
+	return nil
 }
 
 // validate checks that ip is a usable address of this machine.

@@ -11,15 +11,16 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Nodes is the part of the API that the Updater needs. Each call is bounded by
-// its context alone.
+// Nodes is the part of the API that the Updater needs. Each call must return
+// when its context ends; nothing else bounds it.
 type Nodes interface {
 	Get(ctx context.Context, name string) (*v1.Node, error)
 	Create(ctx context.Context, node *v1.Node) (*v1.Node, error)
 	// PatchStatus sends a strategic-merge patch of nodes/<name>/status.
 	PatchStatus(ctx context.Context, name string, patch []byte) (*v1.Node, error)
-	// Watch follows the changes of one Node after a resource version, until ctx
-	// ends or limit is over.
+	// Watch follows the changes of one Node after a resource version, with
+	// bookmarks, until ctx ends or limit is over. After version 0 it begins with
+	// the Node as it is.
 	Watch(ctx context.Context, name, version string, limit time.Duration) (watch.Interface, error)
 }
 
@@ -58,8 +59,33 @@ func (n restNodes) PatchStatus(ctx context.Context, name string, patch []byte) (
 func (n restNodes) Watch(ctx context.Context, name, version string, limit time.Duration) (watch.Interface, error) {
 	return n.client.Get().Resource("nodes").
 		Param("watch", "true").
+		Param("allowWatchBookmarks", "true").
 		Param("fieldSelector", "metadata.name="+name).
 		Param("resourceVersion", version).
 		Param("timeoutSeconds", strconv.Itoa(int(limit.Seconds()))).
 		Watch(ctx)
+}
+
+// boundedNodes bounds every call but Watch, whose answer has no end.
+type boundedNodes struct {
+	Nodes
+	timeout time.Duration
+}
+
+func (n boundedNodes) Get(ctx context.Context, name string) (*v1.Node, error) {
+	ctx, cancel := context.WithTimeout(ctx, n.timeout)
+	defer cancel()
+	return n.Nodes.Get(ctx, name)
+}
+
+func (n boundedNodes) Create(ctx context.Context, node *v1.Node) (*v1.Node, error) {
+	ctx, cancel := context.WithTimeout(ctx, n.timeout)
+	defer cancel()
+	return n.Nodes.Create(ctx, node)
+}
+
+func (n boundedNodes) PatchStatus(ctx context.Context, name string, patch []byte) (*v1.Node, error) {
+	ctx, cancel := context.WithTimeout(ctx, n.timeout)
+	defer cancel()
+	return n.Nodes.PatchStatus(ctx, name, patch)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,21 +40,15 @@ var unobserved = conditionWords{"SignalUnavailable", "the signals of this condit
 // pressureCondition sets one of the three pressure conditions.
 func pressureCondition(v *pressure.Verdict, now time.Time) Setter {
 	return func(_ context.Context, node *v1.Node) error {
-		cond := condition(node, v1.NodeConditionType(v.Condition.String()))
-		status := v1.ConditionUnknown
-		switch v.Status {
-		case pressure.True:
-			status = v1.ConditionTrue
-		case pressure.False:
-			status = v1.ConditionFalse
-		}
+		conditionType, status := v1.NodeConditionType(v.Condition.String()), v1.ConditionStatus(v.Status.String())
 		heartbeat := metav1.NewTime(now)
+		cond := condition(node, conditionType)
 		switch {
 		case cond == nil:
 			node.Status.Conditions = append(node.Status.Conditions, v1.NodeCondition{
-				Type: v1.NodeConditionType(v.Condition.String()), LastTransitionTime: heartbeat,
+				Type: conditionType, LastTransitionTime: heartbeat,
 			})
-			cond = &node.Status.Conditions[len(node.Status.Conditions)-1]
+			cond = condition(node, conditionType)
 		case status == v1.ConditionUnknown, status == cond.Status:
 			// What the API server says stays, be it because there is no evidence
 			// against it or because there is evidence for it. The kubelet does not
@@ -137,36 +132,34 @@ func missingCapacity(node *v1.Node, localStorage bool) error {
 	return fmt.Errorf("missing node capacity for resources: %s", strings.Join(missing, ", "))
 }
 
-// aggregate joins errors as the kubelet does: nil and repeated ones dropped,
-// one bare, several as "[a, b]".
+// aggregate joins errors as the kubelet does: joined ones taken apart, nil and
+// repeated ones dropped, one bare, several as "[a, b]".
 func aggregate(errs ...error) string {
 	var texts []string
-	seen := map[string]bool{}
 	var add func(err error)
 	add = func(err error) {
 		if err == nil {
 			return
 		}
-		var joined interface{ Unwrap() []error }
-		if errors.As(err, &joined) && joined.(error).Error() == err.Error() {
-			for _, e := range joined.Unwrap() {
-				add(e)
+		text := err.Error()
+		// Any other error with several causes has words of its own.
+		if tree, ok := err.(interface{ Unwrap() []error }); ok {
+			if joined := errors.Join(tree.Unwrap()...); joined != nil && joined.Error() == text {
+				for _, e := range tree.Unwrap() {
+					add(e)
+				}
+				return
 			}
-			return
 		}
-		if text := err.Error(); !seen[text] {
-			seen[text] = true
+		if !slices.Contains(texts, text) {
 			texts = append(texts, text)
 		}
 	}
 	for _, err := range errs {
 		add(err)
 	}
-	if len(texts) == 1 {
-		return texts[0]
+	if len(texts) > 1 {
+		return "[" + strings.Join(texts, ", ") + "]"
 	}
-	if len(texts) == 0 {
-		return ""
-	}
-	return "[" + strings.Join(texts, ", ") + "]"
+	return strings.Join(texts, "")
 }

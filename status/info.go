@@ -1,6 +1,7 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"runtime"
@@ -11,14 +12,16 @@ import (
 var errNoFacts = errors.New("no sample of the machine yet")
 
 // versionInfo sets the versions of the kernel, the OS image and this program.
-// The kube-proxy version is always empty, as from Kubernetes 1.33 on.
+// What could not be read is kept. The kube-proxy version is always empty, as
+// from Kubernetes 1.33 on.
 func versionInfo(kubeletVersion string, facts *Facts) Setter {
 	return func(_ context.Context, node *v1.Node) error {
 		if facts.Snapshot.Time.IsZero() {
 			return errNoFacts
 		}
 		info, m := &node.Status.NodeInfo, &facts.Snapshot.Machine
-		info.KernelVersion, info.OSImage = m.KernelVersion, m.OSImage
+		info.KernelVersion = cmp.Or(m.KernelVersion, info.KernelVersion)
+		info.OSImage = cmp.Or(m.OSImage, info.OSImage)
 		info.KubeletVersion, info.KubeProxyVersion = kubeletVersion, "" //nolint:staticcheck // clearing the deprecated field is what the kubelet does
 		return nil
 	}

@@ -1,7 +1,9 @@
 package status
 
 import (
+	"cmp"
 	"context"
+	"maps"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -19,24 +21,21 @@ func machineInfo(cfg *Resources, facts *Facts) Setter {
 			return errNoFacts
 		}
 		setIdentity(&node.Status.NodeInfo, &facts.Snapshot)
-		capacity := cfg.capacity(&facts.Snapshot.Capacity)
 		if node.Status.Capacity == nil {
 			node.Status.Capacity = v1.ResourceList{}
 		}
-		for name, q := range capacity {
-			node.Status.Capacity[name] = q
-		}
-		setAllocatable(&node.Status, cfg.Reservation(capacity))
+		maps.Copy(node.Status.Capacity, cfg.capacity(&facts.Snapshot.Capacity))
+		// A reservation holds for what could not be read this time, too.
+		setAllocatable(&node.Status, cfg.Reservation(node.Status.Capacity))
 		return nil
 	}
 }
 
+// setIdentity keeps what could not be read: an empty boot ID is no reboot.
 func setIdentity(info *v1.NodeSystemInfo, s *probe.Snapshot) {
-	info.MachineID, info.SystemUUID = s.Machine.MachineID, s.Machine.SystemUUID
-	// A boot ID that could not be read is no reboot.
-	if s.Machine.BootID != "" {
-		info.BootID = s.Machine.BootID
-	}
+	info.MachineID = cmp.Or(s.Machine.MachineID, info.MachineID)
+	info.SystemUUID = cmp.Or(s.Machine.SystemUUID, info.SystemUUID)
+	info.BootID = cmp.Or(s.Machine.BootID, info.BootID)
 	if s.Capacity.Swap > 0 {
 		swap := s.Capacity.Swap
 		info.Swap = &v1.NodeSwapStatus{Capacity: &swap}
@@ -48,7 +47,10 @@ func setIdentity(info *v1.NodeSystemInfo, s *probe.Snapshot) {
 // capacity is what the node has, in the kubelet's formats. What could not be
 // read is left out, so that the Node keeps what it said last.
 func (r *Resources) capacity(c *probe.Capacity) v1.ResourceList {
-	list := v1.ResourceList{v1.ResourcePods: *resource.NewQuantity(r.pods(c.CPUs), resource.DecimalSI)}
+	list := v1.ResourceList{}
+	if pods, ok := r.pods(c.CPUs); ok {
+		list[v1.ResourcePods] = *resource.NewQuantity(pods, resource.DecimalSI)
+	}
 	if c.CPUs > 0 {
 		list[v1.ResourceCPU] = *resource.NewMilliQuantity(c.CPUs*1000, resource.DecimalSI)
 	}
@@ -68,11 +70,12 @@ func hugePagesName(pageSize int64) v1.ResourceName {
 	return v1.ResourceName(v1.ResourceHugePagesPrefix + resource.NewQuantity(pageSize, resource.BinarySI).String())
 }
 
-func (r *Resources) pods(cpus int64) int64 {
-	if r.PodsPerCore > 0 && cpus > 0 {
-		return min(cpus*r.PodsPerCore, r.MaxPods)
+// pods is how many pods the node takes, if that can be told.
+func (r *Resources) pods(cpus int64) (pods int64, ok bool) {
+	if r.PodsPerCore > 0 {
+		return min(cpus*r.PodsPerCore, r.MaxPods), cpus > 0
 	}
-	return r.MaxPods
+	return r.MaxPods, true
 }
 
 // setAllocatable sets allocatable to capacity less the reservation, not below

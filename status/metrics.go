@@ -36,7 +36,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}),
 		held: auto.NewCounter(prometheus.CounterOpts{
 			Name: "nodeprobe_status_held_patches_total",
-			Help: "Changes that had to wait because others were posted just before.",
+			Help: "Posts that had to wait because others were made just before.",
 		}),
 		registrations: auto.NewCounterVec(prometheus.CounterOpts{
 			Name: "nodeprobe_status_registrations_total",
@@ -50,6 +50,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "nodeprobe_status_last_patch_timestamp_seconds",
 			Help: "When a patch last succeeded.",
 		}),
+	}
+	// Series that are there from the start make a rate of the first event.
+	for _, outcome := range []string{"created", "adopted", "lost", "error"} {
+		m.registrations.WithLabelValues(outcome)
 	}
 	for _, reason := range []string{"changed", "period"} {
 		m.bytes.WithLabelValues(reason)

@@ -2,18 +2,22 @@ package status
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"reflect"
+	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Patch returns the strategic-merge patch that turns old into next, in the
-// kubelet's wire form. The spec is never in it, and neither is a resource
-// version: the patch cannot conflict, so it must hold nothing that was not
-// changed here.
+// kubelet's wire form. It is about the status, the labels and the annotations:
+// these are what a Node's own agent may change. The patch holds no resource
+// version, so that it cannot conflict, and nothing that is the same in both, so
+// that it cannot undo what others have written meanwhile.
 //
 // The general differ of k8s.io/apimachinery makes the same patch (a test in
 // test/ holds the two together) but brings an OpenAPI library along.
@@ -26,25 +30,13 @@ func Patch(old, next *v1.Node) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	status := diffStatus(child(before, "status"), child(after, "status"))
+	if len(old.Status.Addresses) > 0 && !apiequality.Semantic.DeepEqual(old.Status.Addresses, next.Status.Addresses) {
+		status["addresses"] = replaceAll(child(after, "status")["addresses"])
+	}
 	patch := map[string]any{}
-	if d := diffMap(child(before, "metadata"), child(after, "metadata")); len(d) > 0 {
-		patch["metadata"] = d
-	}
-	beforeStatus, afterStatus := child(before, "status"), child(after, "status")
-	conditions := diffConditions(beforeStatus, afterStatus)
-	addresses := replaceAddresses(old.Status.Addresses, next.Status.Addresses, afterStatus)
-	for _, s := range []map[string]any{beforeStatus, afterStatus} {
-		delete(s, "conditions")
-		if addresses != nil {
-			delete(s, "addresses")
-		}
-	}
-	status := diffMap(beforeStatus, afterStatus)
-	if addresses != nil {
-		status["addresses"] = addresses
-	}
-	for key, value := range conditions {
-		status[key] = value
+	if metadata := diffMap(child(before, "metadata"), child(after, "metadata")); len(metadata) > 0 {
+		patch["metadata"] = metadata
 	}
 	if len(status) > 0 {
 		patch["status"] = status
@@ -52,8 +44,12 @@ func Patch(old, next *v1.Node) ([]byte, error) {
 	return json.Marshal(patch)
 }
 
+// toMap returns what Patch is about as decoded JSON.
 func toMap(node *v1.Node) (map[string]any, error) {
-	data, err := json.Marshal(node)
+	data, err := json.Marshal(&v1.Node{
+		ObjectMeta: metav1.ObjectMeta{Labels: node.Labels, Annotations: node.Annotations},
+		Status:     node.Status,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("encode node %s: %w", node.Name, err)
 	}
@@ -100,37 +96,54 @@ func diffMap(before, after map[string]any) map[string]any {
 	return diff
 }
 
-// diffConditions compares the conditions by type. Only what changed in each is
-// sent; the order directive that goes with it names all of them.
-func diffConditions(before, after map[string]any) map[string]any {
-	was := map[any]map[string]any{}
-	for _, c := range list(before, "conditions") {
-		was[c["type"]] = c
+// diffStatus is diffMap, but for the conditions: the API merges them by type.
+func diffStatus(before, after map[string]any) map[string]any {
+	was, is := list(before, "conditions"), list(after, "conditions")
+	if len(was) == 0 || len(is) == 0 {
+		return diffMap(before, after) // a list that comes or goes as a whole
 	}
-	var order, items []any
-	for _, c := range list(after, "conditions") {
-		order = append(order, map[string]any{"type": c["type"]})
-		d := diffMap(was[c["type"]], c)
-		delete(was, c["type"])
-		if len(d) > 0 {
+	delete(before, "conditions")
+	delete(after, "conditions")
+	diff := diffMap(before, after)
+	if items := diffConditions(was, is); len(items) > 0 {
+		var order []any
+		for _, c := range is {
+			order = append(order, map[string]any{"type": c["type"]})
+		}
+		diff["conditions"], diff["$setElementOrder/conditions"] = items, order
+	}
+	return diff
+}
+
+// diffConditions compares conditions of the same type. Only what changed in each
+// is sent. If there are two of a type, the first is compared with the first.
+func diffConditions(before, after []map[string]any) []any {
+	was := map[any][]map[string]any{}
+	for _, c := range before {
+		was[c["type"]] = append(was[c["type"]], c)
+	}
+	var items []any
+	for _, c := range after {
+		var old map[string]any
+		if left := was[c["type"]]; len(left) > 0 {
+			old, was[c["type"]] = left[0], left[1:]
+		}
+		if d := diffMap(old, c); len(d) > 0 {
 			d["type"] = c["type"]
 			items = append(items, d)
 		}
 	}
-	// No setter removes a condition; one that does means to.
-	for _, c := range list(before, "conditions") {
-		if _, gone := was[c["type"]]; gone {
+	// No setter of ours removes a condition; one that does means to.
+	slices.SortStableFunc(before, func(a, b map[string]any) int {
+		return cmp.Compare(fmt.Sprint(a["type"]), fmt.Sprint(b["type"]))
+	})
+	for _, c := range before {
+		same := func(other map[string]any) bool { return other["type"] == c["type"] }
+		if !slices.ContainsFunc(after, same) {
 			items = append(items, map[string]any{"$patch": "delete", "type": c["type"]})
 		}
 	}
-	if len(items) == 0 {
-		return nil
-	}
-	diff := map[string]any{"conditions": items}
-	if len(order) > 0 {
-		diff["$setElementOrder/conditions"] = order
-	}
-	return diff
+	return items
 }
 
 func list(m map[string]any, key string) []map[string]any {
@@ -144,13 +157,9 @@ func list(m map[string]any, key string) []map[string]any {
 	return maps
 }
 
-// replaceAddresses returns the whole list of addresses with a directive to
-// replace the old one, or nil if the ordinary difference will do. The API
-// merges addresses by type, and a node may have two of one type.
-func replaceAddresses(old, next []v1.NodeAddress, after map[string]any) []any {
-	if len(old) == 0 || apiequality.Semantic.DeepEqual(old, next) {
-		return nil
-	}
-	items, _ := after["addresses"].([]any)
-	return append(append([]any{}, items...), map[string]any{"$patch": "replace"})
+// replaceAll returns a whole list with a directive to replace the old one. The
+// API would merge addresses by type, and a node may have two of one type.
+func replaceAll(list any) []any {
+	items, _ := list.([]any)
+	return append(slices.Clone(items), map[string]any{"$patch": "replace"})
 }

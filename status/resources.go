@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -19,7 +20,7 @@ type Resources struct {
 	// SystemReserved and KubeReserved hold quantities of cpu, memory,
 	// ephemeral-storage and pid. The last is accepted, and never shown.
 	SystemReserved, KubeReserved v1.ResourceList
-	// Thresholds are the evictions thresholds; the hard ones on
+	// Thresholds are the eviction thresholds; the hard ones on
 	// memory.available and nodefs.available are reserved as well.
 	Thresholds []pressure.Threshold
 	// LocalStorageCapacityIsolation shows ephemeral-storage.
@@ -31,7 +32,8 @@ func (r *Resources) Reservation(capacity v1.ResourceList) v1.ResourceList {
 	result := v1.ResourceList{}
 	eviction := r.hardEviction(capacity)
 	for name, has := range capacity {
-		if name == v1.ResourcePods {
+		// Old statuses may hold ephemeral storage that is not shown any more.
+		if name == v1.ResourcePods || name == v1.ResourceEphemeralStorage && !r.LocalStorageCapacityIsolation {
 			continue
 		}
 		sum := resource.Quantity{Format: has.Format}
@@ -73,16 +75,19 @@ func (r *Resources) hardEviction(capacity v1.ResourceList) v1.ResourceList {
 // kubelet's words. The kubelet does not start then.
 func (r *Resources) Check(c *probe.Capacity) error {
 	capacity := r.capacity(c)
-	var errs []error
+	var problems []string
 	reservation := r.Reservation(capacity)
 	for _, name := range SortedNames(reservation) {
 		reserved, has := reservation[name], capacity[name]
 		if reserved.Cmp(has) > 0 {
-			errs = append(errs, fmt.Errorf("invalid Node Allocatable configuration. Resource %q has a reservation of %s but capacity of %s. Expected capacity >= reservation.",
+			problems = append(problems, fmt.Sprintf("invalid Node Allocatable configuration. Resource %q has a reservation of %s but capacity of %s. Expected capacity >= reservation.",
 				name, reserved.String(), has.String()))
 		}
 	}
-	return errors.Join(errs...)
+	if len(problems) == 0 {
+		return nil
+	}
+	return errors.New(strings.Join(problems, " "))
 }
 
 // SortedNames returns the resources of a list in alphabetical order.

@@ -2,6 +2,7 @@ package status
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strconv"
@@ -9,19 +10,30 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// The API server ends a watch after this long; it is asked to, so that a
-// connection that died without a word is noticed.
+// The API server is asked to end a watch after a time between these, so that a
+// fleet's watches do not end together.
 const (
 	watchLeast = 5 * time.Minute
 	watchMost  = 10 * time.Minute
 )
 
-// sighting is what the watch saw of the Node: its latest version, or that it is
-// gone (nil).
-type sighting struct{ node *v1.Node }
+// errSilent ends a watch that the API server should have begun or ended.
+var errSilent = errors.New("the API server is silent")
+
+// present is the version to watch from if what came before is of no interest:
+// the watch begins with the Node as it is.
+const present = "0"
+
+// sighting is what the watch saw of the Node: its latest version, or the UID of
+// one that is gone.
+type sighting struct {
+	node *v1.Node
+	gone types.UID
+}
 
 // watchNode tells seen about every change of the Node that others make, and
 // about its deletion, until ctx ends. Without it the Node would have to be read
@@ -32,12 +44,13 @@ type sighting struct{ node *v1.Node }
 // show what others have written.
 func (u *Updater) watchNode(ctx context.Context, seen chan<- sighting) {
 	var wait time.Duration
-	logged := ""
+	var from, logged string // from is where the next watch goes on; "" is the Node's version
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-u.known:
+			wait = 0 // what went before says nothing about this watch
 		case <-time.After(wait):
 		}
 		node := u.Node()
@@ -45,24 +58,43 @@ func (u *Updater) watchNode(ctx context.Context, seen chan<- sighting) {
 			wait = watchMost // known wakes this loop earlier
 			continue
 		}
+		if from == "" || from != present && !newer(from, node.ResourceVersion) {
+			from = node.ResourceVersion
+		}
 		start := time.Now()
-		err := u.watchOnce(ctx, node.ResourceVersion, seen)
+		var err error
+		from, err = u.watchOnce(ctx, from, seen)
 		if ctx.Err() != nil {
 			return
 		}
-		if wait = nextWatch(wait, time.Since(start)); err == nil {
-			logged = ""
+		wait = nextWatch(wait, time.Since(start))
+		if news(&logged, err) && err != nil {
+			u.log.Warn("watch of the node ended", "node", u.cfg.NodeName, "err", err)
+		}
+		if err == nil {
 			continue
 		}
 		u.metrics.watchErrors.Inc()
-		if text := err.Error(); text != logged {
-			logged = text
-			u.log.Warn("watch of the node ended", "node", u.cfg.NodeName, "err", err)
+		from = ""
+		switch {
+		case apierrors.IsForbidden(err):
+			wait = watchMost
+		case apierrors.IsResourceExpired(err), apierrors.IsGone(err):
+			from = present
+			u.catchUp(ctx, node.UID, seen)
 		}
-		// After an error nobody knows what was missed.
-		if fresh, err := u.get(ctx); err == nil || apierrors.IsNotFound(err) {
-			send(ctx, seen, sighting{fresh})
-		}
+	}
+}
+
+// catchUp reads the Node after events were missed. The watch will not tell that
+// it was deleted meanwhile.
+func (u *Updater) catchUp(ctx context.Context, uid types.UID, seen chan<- sighting) {
+	node, err := u.cfg.Nodes.Get(ctx, u.cfg.NodeName)
+	switch {
+	case err == nil:
+		send(ctx, seen, sighting{node: node})
+	case apierrors.IsNotFound(err):
+		send(ctx, seen, sighting{gone: uid})
 	}
 }
 
@@ -75,33 +107,50 @@ func nextWatch(previous, lasted time.Duration) time.Duration {
 	return min(time.Minute, max(time.Second, 2*previous)) + rand.N(200*time.Millisecond)
 }
 
-func (u *Updater) watchOnce(ctx context.Context, version string, seen chan<- sighting) error {
-	w, err := u.cfg.Nodes.Watch(ctx, u.cfg.NodeName, version, watchLeast+rand.N(watchMost-watchLeast))
+// watchOnce follows the Node from one version on until the watch ends, and
+// returns the version that it got to.
+func (u *Updater) watchOnce(ctx context.Context, from string, seen chan<- sighting) (string, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	// The end of a watch is no news if the connection died without a word, or if
+	// the API server hangs. So there is a limit on this side, too.
+	silence := time.AfterFunc(u.cfg.Timeout, func() { cancel(errSilent) })
+	defer silence.Stop()
+	limit := watchLeast + rand.N(watchMost-watchLeast)
+	w, err := u.cfg.Nodes.Watch(ctx, u.cfg.NodeName, from, limit)
 	if err != nil {
-		return fmt.Errorf("watch node %s: %w", u.cfg.NodeName, err)
+		if ctx.Err() != nil {
+			err = context.Cause(ctx)
+		}
+		return from, fmt.Errorf("watch node %s: %w", u.cfg.NodeName, err)
 	}
 	defer w.Stop()
+	silence.Reset(limit + u.cfg.Timeout)
 	for {
 		var event watch.Event
 		var open bool
 		select {
 		case <-ctx.Done():
-			return ctx.Err()
+			return from, fmt.Errorf("watch node %s: %w", u.cfg.NodeName, context.Cause(ctx))
 		case event, open = <-w.ResultChan():
 		}
 		if !open {
-			return nil
+			return from, nil
 		}
+		if event.Type == watch.Error {
+			return from, fmt.Errorf("watch node %s: %w", u.cfg.NodeName, apierrors.FromObject(event.Object))
+		}
+		node, ok := event.Object.(*v1.Node)
+		if !ok {
+			continue
+		}
+		from = node.ResourceVersion
 		switch event.Type {
 		case watch.Added, watch.Modified:
-			if node, ok := event.Object.(*v1.Node); ok {
-				send(ctx, seen, sighting{node})
-			}
+			send(ctx, seen, sighting{node: node})
 		case watch.Deleted:
-			send(ctx, seen, sighting{})
-			return nil
-		case watch.Error:
-			return fmt.Errorf("watch node %s: %w", u.cfg.NodeName, apierrors.FromObject(event.Object))
+			send(ctx, seen, sighting{gone: node.UID})
+			return from, nil
 		}
 	}
 }

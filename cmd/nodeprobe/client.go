@@ -1,8 +1,14 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"net"
 	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
@@ -13,6 +19,7 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/nodeprobe/nodeprobe/heartbeat"
 	"github.com/nodeprobe/nodeprobe/status"
@@ -32,12 +39,17 @@ func newAPIClient(kubeconfig string) (*apiClient, error) {
 	if err != nil {
 		return nil, err
 	}
+	origin := "use service account" // whose files may be at fault
+	if kubeconfig != "" {
+		origin = "use kubeconfig " + kubeconfig
+	}
 	cfg.UserAgent = "nodeprobe/" + version()
 	// Retries and bounds are the writers' own: each call has a deadline.
 	cfg.QPS = -1
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return portless{next} })
 	client, err := rest.HTTPClientFor(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", cfg.Host, err)
+		return nil, fmt.Errorf("%s: connect to %s: %w", origin, cfg.Host, err)
 	}
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(v1.SchemeGroupVersion, &v1.Node{}, &v1.NodeList{})
@@ -52,11 +64,11 @@ func newAPIClient(kubeconfig string) (*apiClient, error) {
 	}
 	core, err := connect("/api", v1.SchemeGroupVersion)
 	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", cfg.Host, err)
+		return nil, fmt.Errorf("%s: connect to %s: %w", origin, cfg.Host, err)
 	}
 	coordination, err := connect("/apis", coordinationv1.SchemeGroupVersion)
 	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w", cfg.Host, err)
+		return nil, fmt.Errorf("%s: connect to %s: %w", origin, cfg.Host, err)
 	}
 	return &apiClient{nodes: status.NewNodes(core), leases: heartbeat.NewLeases(coordination), http: client}, nil
 }
@@ -70,23 +82,82 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 		}
 		return cfg, nil
 	}
-	loaded, err := clientcmd.LoadFromFile(kubeconfig)
+	// Unlike LoadFromFile this finds files that are named relative to the
+	// kubeconfig.
+	loaded, err := (&clientcmd.ClientConfigLoadingRules{ExplicitPath: kubeconfig}).Load()
 	if err != nil {
+		return nil, fmt.Errorf("read kubeconfig %s: %w", kubeconfig, err)
+	}
+	if err := complete(loaded); err != nil {
 		return nil, fmt.Errorf("read kubeconfig %s: %w", kubeconfig, err)
 	}
 	cfg, err := clientcmd.NewDefaultClientConfig(*loaded, nil).ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("read kubeconfig %s: %w", kubeconfig, err)
 	}
-	// A kubeconfig without a server would have us talk to localhost:8080.
-	if current := loaded.Contexts[loaded.CurrentContext]; current != nil {
-		if cluster := loaded.Clusters[current.Cluster]; cluster == nil || cluster.Server == "" {
-			return nil, fmt.Errorf("read kubeconfig %s: cluster %q of context %q has no server", kubeconfig, current.Cluster, loaded.CurrentContext)
-		}
+	if plugin := cfg.ExecProvider; plugin != nil && !findable(plugin.Command) {
+		return nil, fmt.Errorf("read kubeconfig %s: there is no credential plugin %s", kubeconfig, plugin.Command)
 	}
 	return cfg, nil
+}
+
+// findable says whether a command is there: waiting for the first request to
+// find out would be late.
+func findable(command string) bool {
+	places := []string{command}
+	if !strings.ContainsRune(command, filepath.Separator) {
+		places = nil
+		for _, dir := range filepath.SplitList(os.Getenv("PATH")) {
+			places = append(places, filepath.Join(dir, command))
+		}
+	}
+	return slices.ContainsFunc(places, func(path string) bool {
+		info, err := os.Stat(path)
+		return err == nil && !info.IsDir()
+	})
+}
+
+// complete checks that the chain from the current context to a server has no
+// gap. client-go's words for a gap are about other things, and without a server
+// it would have us talk to localhost:8080.
+func complete(c *clientcmdapi.Config) error {
+	if c.CurrentContext == "" {
+		return errors.New("there is no current-context")
+	}
+	current := c.Contexts[c.CurrentContext]
+	if current == nil {
+		return fmt.Errorf("there is no context %q", c.CurrentContext)
+	}
+	cluster := c.Clusters[current.Cluster]
+	switch {
+	case cluster == nil:
+		return fmt.Errorf("there is no cluster %q, which context %q names", current.Cluster, c.CurrentContext)
+	case cluster.Server == "":
+		return fmt.Errorf("cluster %q of context %q has no server", current.Cluster, c.CurrentContext)
+	case current.AuthInfo != "" && c.AuthInfos[current.AuthInfo] == nil:
+		return fmt.Errorf("there is no user %q, whom context %q names", current.AuthInfo, c.CurrentContext)
+	}
+	return nil
 }
 
 // reconnect drops the idle connections: one of them may be half dead, and
 // would be used again otherwise.
 func (c *apiClient) reconnect() { utilnet.CloseIdleConnectionsFor(c.http.Transport) }
+
+// portless takes our own port out of the network's errors. It is another one at
+// each retry, and the writers log an error once for as long as it reads the
+// same.
+type portless struct{ next http.RoundTripper }
+
+func (p portless) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := p.next.RoundTrip(r)
+	if op, ok := err.(*net.OpError); ok { //nolint:errorlint // where it is wrapped, so is its text
+		other := *op // all requests over a connection share its error
+		other.Source = nil
+		err = &other
+	}
+	return resp, err
+}
+
+// WrappedRoundTripper leads reconnect to the connections.
+func (p portless) WrappedRoundTripper() http.RoundTripper { return p.next }

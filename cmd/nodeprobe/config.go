@@ -1,13 +1,12 @@
 package main
 
 import (
-	"bytes"
+	"cmp"
 	_ "embed"
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,52 +26,52 @@ const (
 
 // config is the configuration file. default.yaml documents each field.
 type config struct {
-	APIVersion string `yaml:"apiVersion" json:"apiVersion"`
-	Kind       string `yaml:"kind" json:"kind"`
-	Mode       string `yaml:"mode" json:"mode"`
-	NodeName   string `yaml:"nodeName" json:"nodeName"`
+	APIVersion string `yaml:"apiVersion"`
+	Kind       string `yaml:"kind"`
+	Mode       string `yaml:"mode"`
+	NodeName   string `yaml:"nodeName"`
 
-	SampleInterval   time.Duration `yaml:"sampleInterval" json:"sampleInterval"`
-	StatfsTimeout    time.Duration `yaml:"statfsTimeout" json:"statfsTimeout"`
-	BPF              string        `yaml:"bpf" json:"bpf"`
-	RootDirectory    string        `yaml:"rootDirectory" json:"rootDirectory"`
-	ImageDirectories []string      `yaml:"imageDirectories" json:"imageDirectories"`
+	SampleInterval   time.Duration `yaml:"sampleInterval"`
+	StatfsTimeout    time.Duration `yaml:"statfsTimeout"`
+	BPF              string        `yaml:"bpf"`
+	RootDirectory    string        `yaml:"rootDirectory"`
+	ImageDirectories []string      `yaml:"imageDirectories"`
 
-	EvictionHard                     map[string]string `yaml:"evictionHard" json:"evictionHard"`
-	EvictionSoft                     map[string]string `yaml:"evictionSoft" json:"evictionSoft"`
-	EvictionSoftGracePeriod          map[string]string `yaml:"evictionSoftGracePeriod" json:"evictionSoftGracePeriod"`
-	EvictionMinimumReclaim           map[string]string `yaml:"evictionMinimumReclaim" json:"evictionMinimumReclaim"`
-	EvictionPressureTransitionPeriod time.Duration     `yaml:"evictionPressureTransitionPeriod" json:"evictionPressureTransitionPeriod"`
+	EvictionHard                     map[string]string `yaml:"evictionHard"`
+	EvictionSoft                     map[string]string `yaml:"evictionSoft"`
+	EvictionSoftGracePeriod          map[string]string `yaml:"evictionSoftGracePeriod"`
+	EvictionMinimumReclaim           map[string]string `yaml:"evictionMinimumReclaim"`
+	EvictionPressureTransitionPeriod time.Duration     `yaml:"evictionPressureTransitionPeriod"`
 
-	Kubeconfig                    string            `yaml:"kubeconfig" json:"kubeconfig"`
-	NodeStatusUpdateFrequency     time.Duration     `yaml:"nodeStatusUpdateFrequency" json:"nodeStatusUpdateFrequency"`
-	NodeStatusReportFrequency     time.Duration     `yaml:"nodeStatusReportFrequency" json:"nodeStatusReportFrequency"`
-	NodeLeaseDurationSeconds      int32             `yaml:"nodeLeaseDurationSeconds" json:"nodeLeaseDurationSeconds"`
-	RegisterNode                  bool              `yaml:"registerNode" json:"registerNode"`
-	NodeLabels                    map[string]string `yaml:"nodeLabels" json:"nodeLabels"`
-	RegisterWithTaints            []taint           `yaml:"registerWithTaints" json:"registerWithTaints"`
-	ProviderID                    string            `yaml:"providerID" json:"providerID"`
-	EnableControllerAttachDetach  bool              `yaml:"enableControllerAttachDetach" json:"enableControllerAttachDetach"`
-	NodeIP                        string            `yaml:"nodeIP" json:"nodeIP"`
-	CloudProvider                 string            `yaml:"cloudProvider" json:"cloudProvider"`
-	MaxPods                       int64             `yaml:"maxPods" json:"maxPods"`
-	PodsPerCore                   int64             `yaml:"podsPerCore" json:"podsPerCore"`
-	SystemReserved                map[string]string `yaml:"systemReserved" json:"systemReserved"`
-	KubeReserved                  map[string]string `yaml:"kubeReserved" json:"kubeReserved"`
-	LocalStorageCapacityIsolation bool              `yaml:"localStorageCapacityIsolation" json:"localStorageCapacityIsolation"`
-	KubeletVersion                string            `yaml:"kubeletVersion" json:"kubeletVersion"`
-	Port                          int32             `yaml:"port" json:"port"`
+	Kubeconfig                    string            `yaml:"kubeconfig"`
+	NodeStatusUpdateFrequency     time.Duration     `yaml:"nodeStatusUpdateFrequency"`
+	NodeStatusReportFrequency     time.Duration     `yaml:"nodeStatusReportFrequency"`
+	NodeLeaseDurationSeconds      int32             `yaml:"nodeLeaseDurationSeconds"`
+	RegisterNode                  bool              `yaml:"registerNode"`
+	NodeLabels                    map[string]string `yaml:"nodeLabels"`
+	RegisterWithTaints            []taint           `yaml:"registerWithTaints"`
+	ProviderID                    string            `yaml:"providerID"`
+	EnableControllerAttachDetach  bool              `yaml:"enableControllerAttachDetach"`
+	NodeIP                        string            `yaml:"nodeIP"`
+	CloudProvider                 string            `yaml:"cloudProvider"`
+	MaxPods                       int64             `yaml:"maxPods"`
+	PodsPerCore                   int64             `yaml:"podsPerCore"`
+	SystemReserved                map[string]string `yaml:"systemReserved"`
+	KubeReserved                  map[string]string `yaml:"kubeReserved"`
+	LocalStorageCapacityIsolation bool              `yaml:"localStorageCapacityIsolation"`
+	KubeletVersion                string            `yaml:"kubeletVersion"`
+	Port                          int32             `yaml:"port"`
 
-	WebListenAddress string `yaml:"webListenAddress" json:"webListenAddress"`
-	LogLevel         string `yaml:"logLevel" json:"logLevel"`
-	LogFormat        string `yaml:"logFormat" json:"logFormat"`
+	WebListenAddress string `yaml:"webListenAddress"`
+	LogLevel         string `yaml:"logLevel"`
+	LogFormat        string `yaml:"logFormat"`
 }
 
 // taint is a taint as the kubelet's configuration spells it.
 type taint struct {
-	Key    string `yaml:"key" json:"key"`
-	Value  string `yaml:"value" json:"value"`
-	Effect string `yaml:"effect" json:"effect"`
+	Key    string `yaml:"key"`
+	Value  string `yaml:"value"`
+	Effect string `yaml:"effect"`
 }
 
 // modes that mode may be.
@@ -85,129 +84,116 @@ const (
 // defaults returns the configuration of default.yaml.
 func defaults() config {
 	var c config
-	if err := yaml.Unmarshal(defaultConfig, &c); err != nil {
-		panic("default.yaml: " + err.Error()) // a test parses it
+	if _, problems := decodeStrictly(defaultConfig, &c); len(problems) > 0 {
+		panic("default.yaml: " + problems[0].err.Error()) // a test parses it
 	}
 	return c
 }
 
-// loadConfig reads a configuration file over the defaults and checks it. An
-// empty path is the defaults. Errors name file, line and field.
-func loadConfig(path string) (config, *policy, error) {
+// setting is a field that a flag sets, whatever the file says.
+type setting struct {
+	flag, field, value string
+	target             func(*config) *string
+}
+
+// loadConfig reads a configuration file over the defaults, applies the flags'
+// settings and checks the result. An empty path is the defaults. The error has
+// one line for each problem, which names file, line and field.
+func loadConfig(path string, settings ...setting) (config, *policy, error) {
 	if path == "" {
-		c := defaults()
-		p, errs := c.policy()
-		return c, p, joinProblems("defaults", nil, errs)
+		return settle("configuration", nil, defaults(), nil, settings)
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return config{}, nil, fmt.Errorf("read configuration: %w", err)
 	}
-	return parseConfig(path, data)
+	return parseConfig(path, data, settings...)
 }
 
 // parseConfig is loadConfig of a file's content.
-func parseConfig(path string, data []byte) (config, *policy, error) {
+func parseConfig(path string, data []byte, settings ...setting) (config, *policy, error) {
 	c := defaults()
-	c.APIVersion, c.Kind = "", ""
-	if err := decodeStrictly(data, &c); err != nil {
-		return config{}, nil, locate(path, err)
+	c.APIVersion, c.Kind = "", "" // a file must say itself what it is
+	root, problems := decodeStrictly(data, &c)
+	if root == nil { // nothing could be read, so there is nothing to check
+		return config{}, nil, joinProblems(path, problems)
 	}
-	var document yaml.Node
-	if err := yaml.Unmarshal(data, &document); err != nil {
-		return config{}, nil, locate(path, err)
+	return settle(path, root, c, problems, settings)
+}
+
+// settle applies the settings to what was decoded, and checks it.
+func settle(path string, root *yaml.Node, c config, problems []problem, settings []setting) (config, *policy, error) {
+	flags := map[string]string{}
+	for _, s := range settings {
+		*s.target(&c) = s.value
+		flags[s.field] = s.flag
 	}
-	p, problems := c.policy()
-	if err := joinProblems(path, &document, problems); err != nil {
+	p, wrong := c.policy()
+	undecoded := problems
+	for _, w := range wrong {
+		if slices.ContainsFunc(undecoded, func(u problem) bool { return u.within(w) }) {
+			continue // one mistake, one line
+		}
+		if w.flag = flags[w.field]; w.flag == "" {
+			w.line = lineOf(root, w.field, w.key)
+		}
+		problems = append(problems, w)
+	}
+	if err := joinProblems(path, problems); err != nil {
 		return config{}, nil, err
 	}
 	return c, p, nil
 }
 
-func decodeStrictly(data []byte, c *config) error {
-	decoder := yaml.NewDecoder(bytes.NewReader(data))
-	decoder.KnownFields(true)
-	if err := decoder.Decode(c); err != nil && !errors.Is(err, io.EOF) {
-		return err
-	}
-	var second yaml.Node
-	switch err := decoder.Decode(&second); {
-	case errors.Is(err, io.EOF):
-		return nil
-	case err != nil:
-		return err
-	}
-	return fmt.Errorf("line %d: a second document; the file must hold one", second.Line)
+// problem is one thing that is wrong with a configuration.
+type problem struct {
+	field string // "" for the whole file
+	key   string // of an entry of that map, or index in that list, or ""
+	err   error
+	line  int    // 0 if the file does not have the field
+	flag  string // the flag that set the field, or ""
 }
 
-var (
-	yamlLine = regexp.MustCompile(`^(?:yaml: )?line (\d+): `)
-	goType   = regexp.MustCompile(` (?:in|into) (?:type )?main\.\w+`)
+// name is how the field is spelled in messages.
+func (p problem) name() string {
+	if p.key == "" {
+		return p.field
+	}
+	return p.field + "[" + p.key + "]"
+}
+
+// within says whether p is about the same field as other, or a part of it.
+func (p problem) within(other problem) bool {
+	return p.field == other.name() || strings.HasPrefix(p.field, other.name()+".")
+}
+
+// What is wrong may be a huge value, or all of a huge file.
+const (
+	mostRunes    = 600
+	mostProblems = 50
 )
 
-// locate turns the YAML library's errors into lines that begin with
-// "file:line:", as compilers write them.
-func locate(path string, err error) error {
-	texts := []string{err.Error()}
-	if typeErr := (*yaml.TypeError)(nil); errors.As(err, &typeErr) {
-		texts = typeErr.Errors
-	}
-	for i, text := range texts {
-		text = goType.ReplaceAllString(text, "")
-		if m := yamlLine.FindStringSubmatch(text); m != nil {
-			texts[i] = path + ":" + m[1] + ": " + text[len(m[0]):]
-		} else {
-			texts[i] = path + ": " + strings.TrimPrefix(text, "yaml: ")
-		}
-	}
-	return errors.New(strings.Join(texts, "\n"))
-}
-
-// problem is a field with a wrong value.
-type problem struct {
-	field, key string // key is that of a map entry, or the index of a list, or ""
-	err        error
-}
-
-// joinProblems makes one error of all of them, each with the line of its field.
-func joinProblems(path string, document *yaml.Node, problems []problem) error {
+// joinProblems makes one error of all of them, in the order of the file.
+func joinProblems(path string, problems []problem) error {
+	slices.SortStableFunc(problems, func(a, b problem) int { return cmp.Compare(a.line, b.line) })
 	var errs []error
-	for _, p := range problems {
-		place, name := path, p.field
-		if line := lineOf(document, p.field, p.key); line > 0 {
-			place = fmt.Sprintf("%s:%d", path, line)
+	for i, p := range problems {
+		if i == mostProblems {
+			errs = append(errs, fmt.Errorf("%s: %d more problems", path, len(problems)-i))
+			break
 		}
-		if p.key != "" {
-			name += "[" + p.key + "]"
+		place := path
+		switch {
+		case p.flag != "":
+			place = "--" + p.flag
+		case p.line > 0:
+			place = fmt.Sprintf("%s:%d", path, p.line)
 		}
-		errs = append(errs, fmt.Errorf("%s: %s: %w", place, name, p.err))
+		text := p.err.Error()
+		if name := p.name(); name != "" {
+			text = name + ": " + text
+		}
+		errs = append(errs, errors.New(place+": "+oneLine(text, mostRunes)))
 	}
 	return errors.Join(errs...)
-}
-
-// lineOf returns the line of a field, or of a key in it, or 0 if the document
-// does not have it.
-func lineOf(document *yaml.Node, field, key string) int {
-	if document == nil || len(document.Content) == 0 {
-		return 0
-	}
-	name, value := entry(document.Content[0], field)
-	if name == nil {
-		return 0
-	}
-	if key != "" && value.Kind == yaml.MappingNode {
-		if k, _ := entry(value, key); k != nil {
-			return k.Line
-		}
-	}
-	return name.Line
-}
-
-func entry(mapping *yaml.Node, name string) (key, value *yaml.Node) {
-	for i := 0; i+1 < len(mapping.Content); i += 2 {
-		if mapping.Content[i].Value == name {
-			return mapping.Content[i], mapping.Content[i+1]
-		}
-	}
-	return nil, nil
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/bpf"
 	"github.com/nodeprobe/nodeprobe/heartbeat"
 	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
 	"github.com/nodeprobe/nodeprobe/status"
 )
 
@@ -24,6 +25,7 @@ type daemon struct {
 	sensor      *bpf.Sensor
 	sampler     *probe.Sampler
 	monitor     *monitor
+	thresholds  []pressure.Threshold
 	updater     *status.Updater        // nil unless the mode is own
 	heartbeater *heartbeat.Heartbeater // nil unless the mode is own
 	resources   *status.Resources      // nil unless the mode is own
@@ -39,7 +41,7 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 		collectors.NewGoCollector(),
 		buildInfo(),
 	)
-	d = &daemon{registry: reg, log: log}
+	d = &daemon{registry: reg, thresholds: p.thresholds, log: log}
 	defer func() {
 		if err != nil {
 			d.close()
@@ -107,6 +109,9 @@ func (d *daemon) run(ctx context.Context, listener net.Listener) error {
 		}
 	}
 	d.monitor.observe(first)
+	for _, err := range checkThresholds(d.thresholds, first) {
+		d.log.Warn("threshold makes no sense on this machine", "err", err)
+	}
 
 	trimmer := time.AfterFunc(trimAfter, func() {
 		if err := trim(); err != nil {
@@ -123,10 +128,22 @@ func (d *daemon) run(ctx context.Context, listener net.Listener) error {
 		tasks.Go(func() error { return d.heartbeater.Run(ctx) })
 	}
 	if listener != nil {
-		server := newServer(d.registry, d.liveChecks(), d.readyChecks())
+		server := newServer(d.registry, d.liveChecks(), d.readyChecks(), d.log)
 		tasks.Go(func() error { return serve(ctx, server, listener) })
 	}
 	return tasks.Wait()
+}
+
+// checkThresholds says which thresholds would make a condition stay as it is for
+// ever, now that the capacities are known.
+func checkThresholds(thresholds []pressure.Threshold, s *probe.Snapshot) []error {
+	var errs []error
+	for _, t := range thresholds {
+		if err := t.Check(s.Signals[t.Signal]); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errs
 }
 
 // kernelEvents turns what the kernel reports into samples taken at once.
@@ -141,6 +158,10 @@ func (d *daemon) kernelEvents(ctx context.Context) error {
 			return context.Cause(ctx)
 		case err != nil:
 			d.log.Warn("kernel event could not be read", "err", err)
+			select { // it may be so for ever
+			case <-ctx.Done():
+			case <-time.After(time.Second):
+			}
 			continue
 		}
 		d.log.Info("process killed for lack of memory", "pid", e.PID, "name", e.Name(), "cgroup", e.CgroupID, "scope", e.Scope.String())
@@ -218,16 +239,18 @@ func nodeConfig(cfg *config, p *policy) status.Config {
 }
 
 // logHooks says once what of the kernel side works. One line per signal that
-// does not: its programs fail together.
+// does not: its programs fail together. What was turned off is not missing.
 func logHooks(log *slog.Logger, hooks []bpf.Hook) {
 	var attached int
 	seen := map[bpf.Signal]bool{}
 	for _, h := range hooks {
-		if h.Attached {
+		switch {
+		case h.Attached:
 			attached++
-			continue
-		}
-		if !seen[h.Signal] {
+		case errors.Is(h.Err, bpf.ErrDisabled):
+			log.Info("kernel programs are turned off by the configuration")
+			return
+		case !seen[h.Signal]:
 			seen[h.Signal] = true
 			log.Warn("kernel signal is missing", "signal", h.Signal.String(), "hook", h.Name, "err", h.Err, "remedy", h.Remedy)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -21,10 +22,12 @@ type check struct {
 
 // newServer serves /metrics and the health endpoints. /livez says whether the
 // process does its work, /readyz whether that work reaches where it should.
-func newServer(reg *prometheus.Registry, live, ready []check) *http.Server {
+func newServer(reg *prometheus.Registry, live, ready []check, log *slog.Logger) *http.Server {
+	// A client that goes away is not worth more than a line at level debug.
+	errorLog := slog.NewLogLogger(log.Handler(), slog.LevelDebug)
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{
-		EnableOpenMetrics: true, Registry: reg, MaxRequestsInFlight: 4, Timeout: 10 * time.Second,
+		EnableOpenMetrics: true, Registry: reg, MaxRequestsInFlight: 4, Timeout: 10 * time.Second, ErrorLog: errorLog,
 	}))
 	mux.Handle("GET /livez", health("livez", live))
 	mux.Handle("GET /healthz", health("healthz", live))
@@ -35,6 +38,7 @@ func newServer(reg *prometheus.Registry, live, ready []check) *http.Server {
 		WriteTimeout:      15 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    16 << 10,
+		ErrorLog:          errorLog,
 	}
 }
 
@@ -66,7 +70,8 @@ func health(name string, checks []check) http.Handler {
 	})
 }
 
-// serve serves on listener until ctx ends, and lets requests finish then.
+// serve serves on listener until ctx ends. Requests may finish then, but not take
+// their time.
 func serve(ctx context.Context, server *http.Server, listener net.Listener) error {
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(listener) }()
@@ -77,7 +82,11 @@ func serve(ctx context.Context, server *http.Server, listener net.Listener) erro
 	}
 	stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
 	defer cancel()
-	if err := server.Shutdown(stopCtx); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+	err := server.Shutdown(stopCtx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = server.Close()
+	}
+	if err != nil {
 		return fmt.Errorf("stop serving %s: %w", listener.Addr(), err)
 	}
 	return context.Cause(ctx)

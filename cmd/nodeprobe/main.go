@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -58,8 +59,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if errors.As(err, &coded) {
 		code = coded.code
 	}
-	if text := err.Error(); text != "" {
-		fmt.Fprintf(stderr, "nodeprobe: %s\n", text)
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		fmt.Fprintf(stderr, "nodeprobe: %s\n", line)
 	}
 	return code
 }
@@ -68,6 +69,17 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 // as node_exporter's.
 type paths struct{ procfs, sysfs, rootfs string }
 
+func (p *paths) check() error {
+	for _, flag := range []struct{ name, value string }{
+		{"path.procfs", p.procfs}, {"path.sysfs", p.sysfs}, {"path.rootfs", p.rootfs},
+	} {
+		if err := absolute(flag.value); err != nil {
+			return &exitError{exitUsage, fmt.Errorf("--%s: %w", flag.name, err)}
+		}
+	}
+	return nil
+}
+
 func newRootCommand() *cobra.Command {
 	var p paths
 	root := &cobra.Command{
@@ -75,9 +87,21 @@ func newRootCommand() *cobra.Command {
 		Short:         "A node's capacity and pressure, told to Kubernetes and Prometheus at almost no cost",
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args:          cobra.NoArgs,
+		Args:          usage(cobra.NoArgs),
+
+		PersistentPreRunE: func(*cobra.Command, []string) error { return p.check() },
 	}
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &exitError{exitUsage, err} })
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError(cmd, err) })
+	root.SetHelpCommand(newHelpCommand())
+	// Cobra's own flag prints by a template, and with the template package in it
+	// the linker keeps every method there is: 4 MB.
+	showVersion := root.Flags().Bool("version", false, "print the version")
+	root.RunE = func(cmd *cobra.Command, args []string) error {
+		if *showVersion {
+			return printVersion(cmd, args)
+		}
+		return cmd.Help()
+	}
 	flags := root.PersistentFlags()
 	flags.StringVar(&p.procfs, "path.procfs", "/proc", "where the node's procfs is mounted")
 	flags.StringVar(&p.sysfs, "path.sysfs", "/sys", "where the node's sysfs is mounted")
@@ -93,7 +117,7 @@ func newRootCommand() *cobra.Command {
 }
 
 func newConfigCommand() *cobra.Command {
-	cmd := &cobra.Command{Use: "config", Short: "Check a configuration, or print the default one", Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "config", Short: "Check a configuration, or print the default one", Args: usage(cobra.NoArgs), RunE: help}
 	cmd.AddCommand(
 		&cobra.Command{
 			Use:   "check FILE",
@@ -129,19 +153,54 @@ func newVersionCommand() *cobra.Command {
 		Use:   "version",
 		Short: "Print the version",
 		Args:  usage(cobra.NoArgs),
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintln(cmd.OutOrStdout(), versionLine())
-			return err
+		RunE:  printVersion,
+	}
+}
+
+func printVersion(cmd *cobra.Command, _ []string) error {
+	_, err := fmt.Fprintln(cmd.OutOrStdout(), versionLine())
+	return err
+}
+
+func newHelpCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [command]",
+		Short: "Help about any command",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			about, rest, err := cmd.Root().Find(args)
+			if err != nil {
+				return usageError(cmd.Root(), err)
+			}
+			if err := usage(cobra.NoArgs)(about, rest); err != nil {
+				return err
+			}
+			about.InitDefaultHelpFlag()
+			return about.Help()
 		},
 	}
 }
+
+// help is what a command does that only has subcommands.
+func help(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 
 // usage gives wrong arguments the exit code of wrong usage.
 func usage(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
-			return &exitError{exitUsage, err}
+			return usageError(cmd, err, args...)
 		}
 		return nil
 	}
+}
+
+// usageError adds a hint to what is wrong with a command line.
+func usageError(cmd *cobra.Command, err error, args ...string) error {
+	hint := fmt.Sprintf("see %s --help", cmd.CommandPath())
+	if len(args) > 0 {
+		cmd.SuggestionsMinimumDistance = 2 // cobra's default, which only cobra's own message gets
+		if similar := cmd.SuggestionsFor(args[0]); len(similar) > 0 {
+			hint = fmt.Sprintf("did you mean %q?", cmd.CommandPath()+" "+similar[0])
+		}
+	}
+	return &exitError{exitUsage, fmt.Errorf("%w; %s", err, hint)}
 }

@@ -122,7 +122,8 @@ func (m *monitor) facts() status.Facts {
 func (m *monitor) adopt(node *v1.Node) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if node.Status.NodeInfo.BootID != m.snapshot.Machine.BootID {
+	// A boot ID that could not be read is no reboot.
+	if booted := m.snapshot.Machine.BootID; booted != "" && booted != node.Status.NodeInfo.BootID {
 		return
 	}
 	for i := range m.verdicts {
@@ -130,6 +131,8 @@ func (m *monitor) adopt(node *v1.Node) {
 		for _, existing := range node.Status.Conditions {
 			if string(existing.Type) == c.String() && existing.Status == v1.ConditionTrue && m.verdicts[i].Status != pressure.True {
 				m.evaluator.Seed(c, pressure.True, m.snapshot.Time)
+				m.verdicts[i].Status = pressure.True // as it was: no transition
+				m.log.Info("condition taken over from the node", "condition", c.String(), "status", pressure.True.String())
 			}
 		}
 	}

@@ -4,16 +4,19 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
+	utilversion "k8s.io/apimachinery/pkg/util/version"
 
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 	"github.com/nodeprobe/nodeprobe/status"
@@ -36,7 +39,7 @@ func (c *config) policy() (*policy, []problem) {
 	var problems []problem
 	check := func(field, key string, err error) {
 		if err != nil {
-			problems = append(problems, problem{field, key, err})
+			problems = append(problems, problem{field: field, key: key, err: err})
 		}
 	}
 	check("apiVersion", "", oneOf(c.APIVersion, apiVersion))
@@ -49,7 +52,8 @@ func (c *config) policy() (*policy, []problem) {
 	check("bpf", "", oneOf(c.BPF, "auto", "off"))
 	check("cloudProvider", "", oneOf(c.CloudProvider, "", "external"))
 	check("logFormat", "", oneOf(c.LogFormat, "text", "json"))
-	check("logLevel", "", p.logLevel.UnmarshalText([]byte(c.LogLevel)))
+	check("logLevel", "", oneOf(c.LogLevel, "debug", "info", "warn", "error"))
+	_ = p.logLevel.UnmarshalText([]byte(c.LogLevel)) // knows these four
 
 	var err error
 	p.nodeName, err = resolveNodeName(c.NodeName)
@@ -57,32 +61,35 @@ func (c *config) policy() (*policy, []problem) {
 	p.nodeIPs, err = status.ParseNodeIPs(c.NodeIP)
 	check("nodeIP", "", err)
 
-	check("sampleInterval", "", atLeast(c.SampleInterval, 100*time.Millisecond))
-	check("statfsTimeout", "", atLeast(c.StatfsTimeout, 10*time.Millisecond))
+	check("sampleInterval", "", between(c.SampleInterval, 100*time.Millisecond, time.Hour))
+	check("statfsTimeout", "", between(c.StatfsTimeout, 10*time.Millisecond, time.Minute))
 	check("nodeStatusUpdateFrequency", "", atLeast(c.NodeStatusUpdateFrequency, time.Second))
 	check("nodeStatusReportFrequency", "", atLeast(c.NodeStatusReportFrequency, time.Second))
 	check("nodeLeaseDurationSeconds", "", atLeast(c.NodeLeaseDurationSeconds, 1))
 	check("maxPods", "", atLeast(c.MaxPods, 0))
 	check("podsPerCore", "", atLeast(c.PodsPerCore, 0))
-	check("port", "", atLeast(c.Port, 1))
-	if c.Port > 65535 {
-		check("port", "", fmt.Errorf("%d is more than 65535", c.Port))
-	}
+	check("port", "", between(c.Port, 1, 65535))
 	check("rootDirectory", "", absolute(c.RootDirectory))
 	for i, dir := range c.ImageDirectories {
 		check("imageDirectories", fmt.Sprint(i), absolute(dir))
 	}
-	if c.WebListenAddress != "" {
-		_, _, err := net.SplitHostPort(c.WebListenAddress)
-		check("webListenAddress", "", err)
+	check("webListenAddress", "", listenAddress(c.WebListenAddress))
+	if c.KubeletVersion != "" {
+		_, err := utilversion.ParseSemantic(c.KubeletVersion)
+		check("kubeletVersion", "", err)
 	}
-	for _, key := range sortedKeys(c.NodeLabels) {
+	for _, key := range slices.Sorted(maps.Keys(c.NodeLabels)) {
 		check("nodeLabels", key, validLabel(key, c.NodeLabels[key]))
 	}
 	for i, t := range c.RegisterWithTaints {
 		parsed, err := t.parse()
+		if slices.ContainsFunc(p.taints, func(other v1.Taint) bool { return other.MatchTaint(&parsed) }) {
+			err = fmt.Errorf("key %q and effect %q are there already", t.Key, t.Effect)
+		}
 		check("registerWithTaints", fmt.Sprint(i), err)
-		p.taints = append(p.taints, parsed)
+		if err == nil {
+			p.taints = append(p.taints, parsed)
+		}
 	}
 	problems = append(problems, p.parseThresholds(c)...)
 	problems = append(problems, p.parseResources(c)...)
@@ -101,7 +108,7 @@ func (p *policy) parseThresholds(c *config) []problem {
 	var problems []problem
 	for _, err := range unjoin(err) {
 		if field := (*pressure.FieldError)(nil); errors.As(err, &field) {
-			problems = append(problems, problem{field.Field, field.Key, field.Err})
+			problems = append(problems, problem{field: field.Field, key: field.Key, err: field.Err})
 		}
 	}
 	return problems
@@ -111,10 +118,10 @@ func (p *policy) parseResources(c *config) []problem {
 	var problems []problem
 	parse := func(field, flag string, texts map[string]string) v1.ResourceList {
 		list := v1.ResourceList{}
-		for _, key := range sortedKeys(texts) {
+		for _, key := range slices.Sorted(maps.Keys(texts)) {
 			q, err := parseReserved(key, flag, texts[key])
 			if err != nil {
-				problems = append(problems, problem{field, key, err})
+				problems = append(problems, problem{field: field, key: key, err: err})
 				continue
 			}
 			list[v1.ResourceName(key)] = q
@@ -172,19 +179,20 @@ func (t taint) parse() (v1.Taint, error) {
 // resolveNodeName follows node-problem-detector: what is configured, else
 // NODE_NAME, which a DaemonSet sets, else the hostname.
 func resolveNodeName(name string) (string, error) {
+	source := ""
 	if name == "" {
-		name = os.Getenv("NODE_NAME")
+		name, source = os.Getenv("NODE_NAME"), "environment variable NODE_NAME: "
 	}
 	if name == "" {
 		hostname, err := os.Hostname()
 		if err != nil {
-			return "", err
+			return "", fmt.Errorf("find hostname: %w", err)
 		}
-		name = hostname
+		name, source = hostname, "hostname: "
 	}
 	name = strings.ToLower(strings.TrimSpace(name))
 	if reasons := validation.IsDNS1123Subdomain(name); len(reasons) > 0 {
-		return "", fmt.Errorf("%q is not the name of a node: %s", name, strings.Join(reasons, ", "))
+		return "", fmt.Errorf("%s%q is not the name of a node: %s", source, name, strings.Join(reasons, ", "))
 	}
 	return name, nil
 }
@@ -195,6 +203,21 @@ func validLabel(key, value string) error {
 	}
 	if reasons := validation.IsValidLabelValue(value); len(reasons) > 0 {
 		return fmt.Errorf("%q: %s", value, strings.Join(reasons, ", "))
+	}
+	return nil
+}
+
+// listenAddress checks what net.Listen is to get; "" is no address at all.
+func listenAddress(address string) error {
+	if address == "" {
+		return nil
+	}
+	_, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return err
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		return fmt.Errorf("address %s: %q is not a port", address, port)
 	}
 	return nil
 }
@@ -217,20 +240,21 @@ func oneOf[T ~string](value T, allowed ...T) error {
 	return fmt.Errorf("%q is not %s", value, strings.Join(texts, " or "))
 }
 
-func atLeast[T time.Duration | int32 | int64](value, least T) error {
+// number is what a limit can be set to.
+type number interface{ time.Duration | int32 | int64 }
+
+func atLeast[T number](value, least T) error {
 	if value < least {
 		return fmt.Errorf("%v is less than %v", value, least)
 	}
 	return nil
 }
 
-func sortedKeys(m map[string]string) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
+func between[T number](value, least, most T) error {
+	if value > most {
+		return fmt.Errorf("%v is more than %v", value, most)
 	}
-	slices.Sort(keys)
-	return keys
+	return atLeast(value, least)
 }
 
 // unjoin returns the errors that were joined into err.
@@ -238,7 +262,7 @@ func unjoin(err error) []error {
 	if err == nil {
 		return nil
 	}
-	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // exactly this error, not one inside it
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		return joined.Unwrap()
 	}
 	return []error{err}

@@ -27,7 +27,7 @@ func newPreflightCommand(p *paths) *cobra.Command {
 
 The exit code is 0 if everything works, and 3 if something is missing. Only a
 line that says "fails" keeps nodeprobe from doing its work; one that says
-"missing" costs the signal that it names.`,
+"missing" costs the signal that it names, and one that says "off" is not wanted.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, _, err := loadConfig(file)
@@ -35,7 +35,7 @@ line that says "fails" keeps nodeprobe from doing its work; one that says
 				return &exitError{exitUsage, err}
 			}
 			if err := oneOf(output, "table", "json"); err != nil {
-				return &exitError{exitUsage, fmt.Errorf("output: %w", err)}
+				return &exitError{exitUsage, fmt.Errorf("--output: %w", err)}
 			}
 			findings, err := preflight(&cfg, *p)
 			if err != nil {
@@ -45,7 +45,7 @@ line that says "fails" keeps nodeprobe from doing its work; one that says
 				return err
 			}
 			for _, f := range findings {
-				if f.Outcome != outcomeOK {
+				if f.Outcome != outcomeOK && f.Outcome != outcomeOff {
 					return &exitError{exitIncomplete, errors.New("not everything works")}
 				}
 			}
@@ -60,6 +60,7 @@ line that says "fails" keeps nodeprobe from doing its work; one that says
 // Outcomes of a finding.
 const (
 	outcomeOK      = "ok"
+	outcomeOff     = "off"     // not wanted
 	outcomeMissing = "missing" // costs the signals that it names
 	outcomeFails   = "fails"   // keeps conditions from being decided
 )
@@ -86,30 +87,39 @@ func preflight(cfg *config, paths paths) ([]finding, error) {
 
 	findings := []finding{
 		{What: "kernel", Outcome: outcomeOK, Detail: s.Machine.KernelVersion + " on " + s.Machine.Architecture},
-		findBTF(paths.sysfs),
+		findCgroup(paths.sysfs),
 	}
-	findings = append(findings, findCapabilities(paths.procfs)...)
-	findings = append(findings, findCgroup(paths.sysfs))
 	for i, err := range s.Errors {
 		findings = append(findings, findSource(probe.Source(i), err))
 	}
+	if cfg.BPF == "off" {
+		return append(findings, finding{"BPF programs", outcomeOff, bpf.ErrDisabled.Error(), "set bpf to auto"}), nil
+	}
+	findings = append(findings, findBTF(paths.sysfs))
+	findings = append(findings, findCapabilities(paths.procfs)...)
 	for _, h := range sensor.Hooks() {
-		f := finding{What: "hook " + h.Name, Outcome: outcomeOK, Detail: "signal " + h.Signal.String()}
-		if !h.Attached {
-			f.Outcome, f.Remedy = outcomeMissing, h.Remedy
-			f.Detail += ": " + h.Err.Error()
-		}
-		findings = append(findings, f)
+		findings = append(findings, findHook(h))
 	}
 	return findings, nil
+}
+
+func findHook(h bpf.Hook) finding {
+	f := finding{What: "hook " + h.Name, Outcome: outcomeOK, Detail: "signal " + h.Signal.String()}
+	if !h.Attached {
+		f.Outcome, f.Remedy = outcomeMissing, h.Remedy
+		f.Detail += ": " + h.Err.Error()
+	}
+	return f
 }
 
 func findBTF(sysfs string) finding {
 	path := filepath.Join(sysfs, "kernel/btf/vmlinux")
 	info, err := os.Stat(path)
 	if err != nil {
-		return finding{"kernel types (BTF)", outcomeMissing, err.Error(),
-			"use a kernel built with CONFIG_DEBUG_INFO_BTF; without it there are no BPF programs"}
+		return finding{
+			"kernel types (BTF)", outcomeMissing, err.Error(),
+			"use a kernel built with CONFIG_DEBUG_INFO_BTF; without it there are no BPF programs",
+		}
 	}
 	return finding{What: "kernel types (BTF)", Outcome: outcomeOK, Detail: fmt.Sprintf("%s, %d KiB", path, info.Size()/1024)}
 }
@@ -171,8 +181,10 @@ func effectiveCapabilities(path string) (uint64, error) {
 func findCgroup(sysfs string) finding {
 	dir, version := probe.MemoryCgroupVersion(sysfs)
 	if version == probe.CgroupNone {
-		return finding{"memory cgroup", outcomeFails, "no memory controller below " + dir,
-			"mount the host's /sys/fs/cgroup, or boot with cgroup_enable=memory; memory.available cannot be read without it"}
+		return finding{
+			"memory cgroup", outcomeFails, "no memory controller below " + dir,
+			"mount the host's /sys/fs/cgroup, or boot with cgroup_enable=memory; memory.available cannot be read without it",
+		}
 	}
 	return finding{What: "memory cgroup", Outcome: outcomeOK, Detail: fmt.Sprintf("%s at %s", version, dir)}
 }
@@ -183,7 +195,7 @@ func findSource(source probe.Source, err error) finding {
 	if err == nil {
 		return f
 	}
-	f.Outcome, f.Detail = outcomeFails, err.Error()
+	f.Outcome, f.Detail = outcomeFails, strings.ReplaceAll(err.Error(), "\n", "; ")
 	switch source {
 	case probe.SourcePressureCPU, probe.SourcePressureMemory, probe.SourcePressureIO:
 		f.Outcome, f.Remedy = outcomeMissing, "boot with psi=1 on a kernel built with CONFIG_PSI (Linux 4.20); stall figures are missing without it"

@@ -4,105 +4,104 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"net"
-	"os"
 
 	"github.com/spf13/cobra"
-	"golang.org/x/term"
 	"k8s.io/klog/v2"
+
+	"github.com/nodeprobe/nodeprobe/probe"
 )
 
-// overrides are the flags of run that win over the configuration file.
-type overrides struct {
-	file, mode, nodeName, kubeconfig, listen, logLevel, logFormat string
+// override is a flag of run that wins over the configuration file.
+type override struct {
+	flag, field, usage string
+	target             func(*config) *string
+}
+
+// overrides lists them. The spellings are node_exporter's, the kubelet's and
+// node-problem-detector's.
+func overrides() []override {
+	return []override{
+		{"mode", "mode", "override mode: observe or own", func(c *config) *string { return &c.Mode }},
+		{"hostname-override", "nodeName", "override nodeName", func(c *config) *string { return &c.NodeName }},
+		{"kubeconfig", "kubeconfig", "override kubeconfig", func(c *config) *string { return &c.Kubeconfig }},
+		{"web.listen-address", "webListenAddress", `override webListenAddress; "" turns it off`, func(c *config) *string { return &c.WebListenAddress }},
+		{"log.level", "logLevel", "override logLevel", func(c *config) *string { return &c.LogLevel }},
+		{"log.format", "logFormat", "override logFormat", func(c *config) *string { return &c.LogFormat }},
+	}
 }
 
 func newRunCommand(p *paths) *cobra.Command {
-	var o overrides
-	table := "auto"
+	var file, table string
+	values := make([]string, len(overrides()))
 	cmd := &cobra.Command{
 		Use:   "run",
 		Short: "Watch the node until told to stop",
-		Args:  usage(cobra.NoArgs),
+		Long: `Watch the node until told to stop.
+
+SIGINT and SIGTERM end it with exit code 0; a second one ends it at once. Flags
+win over the configuration file.`,
+		Args: usage(cobra.NoArgs),
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&o.file, "config", "", "configuration file; see nodeprobe config default")
-	flags.StringVar(&o.mode, "mode", "", "override mode: observe or own")
-	flags.StringVar(&o.nodeName, "hostname-override", "", "override nodeName")
-	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "override kubeconfig")
-	flags.StringVar(&o.listen, "web.listen-address", "", "override webListenAddress")
-	flags.StringVar(&o.logLevel, "log.level", "", "override logLevel")
-	flags.StringVar(&o.logFormat, "log.format", "", "override logFormat")
-	flags.StringVar(&table, "table", table, "show a live table: auto (in a terminal), on or off")
+	flags.StringVar(&file, "config", "", "configuration file; see nodeprobe config default")
+	for i, o := range overrides() {
+		flags.StringVar(&values[i], o.flag, "", o.usage)
+	}
+	flags.StringVar(&table, "table", "auto", "show a live table: auto (in a terminal), on or off")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		cfg, policy, err := o.load()
+		if err := oneOf(table, "auto", "on", "off"); err != nil {
+			return &exitError{exitUsage, fmt.Errorf("--table: %w", err)}
+		}
+		var settings []setting
+		for i, o := range overrides() {
+			if flags.Changed(o.flag) { // "" is a value too
+				settings = append(settings, setting{flag: o.flag, field: o.field, value: values[i], target: o.target})
+			}
+		}
+		cfg, policy, err := loadConfig(file, settings...)
 		if err != nil {
 			return &exitError{exitUsage, err}
 		}
-		stdout, ok := cmd.OutOrStdout().(*os.File)
-		live := table == "on" || table == "auto" && ok && term.IsTerminal(int(stdout.Fd()))
-		return runDaemon(cmd.Context(), &cfg, policy, *p, cmd, live)
+		live := table == "on" || table == "auto" && isTerminal(cmd.OutOrStdout())
+		return runDaemon(cmd, &cfg, policy, *p, live)
 	}
 	return cmd
 }
 
-// load reads the configuration and applies the flags.
-func (o *overrides) load() (config, *policy, error) {
-	cfg, p, err := loadConfig(o.file)
-	if err != nil {
-		return cfg, p, err
-	}
-	changed := false
-	for _, f := range []struct {
-		target *string
-		value  string
-	}{
-		{&cfg.Mode, o.mode}, {&cfg.NodeName, o.nodeName}, {&cfg.Kubeconfig, o.kubeconfig},
-		{&cfg.WebListenAddress, o.listen}, {&cfg.LogLevel, o.logLevel}, {&cfg.LogFormat, o.logFormat},
-	} {
-		if f.value != "" {
-			*f.target, changed = f.value, true
-		}
-	}
-	if changed {
-		var problems []problem
-		p, problems = cfg.policy()
-		err = joinProblems("flags", nil, problems)
-	}
-	return cfg, p, err
-}
-
-func runDaemon(ctx context.Context, cfg *config, p *policy, paths paths, cmd *cobra.Command, live bool) error {
+func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, live bool) error {
+	ctx, logs := cmd.Context(), cmd.ErrOrStderr()
 	var screen *screen
-	logs := cmd.ErrOrStderr()
 	if live {
 		screen = newScreen(cmd.OutOrStdout())
 		logs = screen.logs()
 	}
 	log := newLogger(logs, cfg.LogFormat, p.logLevel)
-	klog.SetSlogLogger(log) // client-go logs there
+	klog.SetSlogLogger(slog.New(chatter{log.Handler()})) // client-go logs there
 	for _, n := range p.notes {
 		log.Info("configuration", "note", n.String())
 	}
 	var listener net.Listener
+	address := ""
 	if cfg.WebListenAddress != "" {
 		var err error
-		if listener, err = net.Listen("tcp", cfg.WebListenAddress); err != nil {
+		if listener, err = new(net.ListenConfig).Listen(ctx, "tcp", cfg.WebListenAddress); err != nil {
 			return fmt.Errorf("serve metrics: %w", err)
 		}
 		defer listener.Close()
+		address = listener.Addr().String()
 	}
 	d, err := newDaemon(cfg, p, paths, log)
 	if err != nil {
 		return err
 	}
 	defer d.close()
-	log.Info("nodeprobe is running", "version", release, "mode", cfg.Mode, "node", p.nodeName, "listen", cfg.WebListenAddress)
+	log.Info("nodeprobe is running", "version", release, "mode", cfg.Mode, "node", p.nodeName, "listen", address)
 	if screen != nil {
-		ctx, stop := context.WithCancel(ctx)
+		stop := screen.start(func(w io.Writer) { d.writeScreen(w, cfg, p, address) }, func() { d.sampler.Wake(probe.CauseView) })
 		defer stop()
-		go screen.run(ctx, d, cfg, p)
 	}
 	if err := d.run(ctx, listener); err != nil && !errors.Is(err, context.Canceled) {
 		return err
@@ -111,10 +110,29 @@ func runDaemon(ctx context.Context, cfg *config, p *policy, paths paths, cmd *co
 	return nil
 }
 
-func newLogger(w interface{ Write([]byte) (int, error) }, format string, level slog.Level) *slog.Logger {
+func newLogger(w io.Writer, format string, level slog.Level) *slog.Logger {
 	opts := &slog.HandlerOptions{Level: level}
 	if format == "json" {
 		return slog.New(slog.NewJSONHandler(w, opts))
 	}
 	return slog.New(slog.NewTextHandler(w, opts))
 }
+
+// chatter passes everything on at level debug. client-go logs errors that it
+// returns as well, at each retry; the writers log each of them once.
+type chatter struct{ slog.Handler }
+
+func (c chatter) Enabled(ctx context.Context, _ slog.Level) bool {
+	return c.Handler.Enabled(ctx, slog.LevelDebug)
+}
+
+func (c chatter) Handle(ctx context.Context, r slog.Record) error {
+	r.Level = slog.LevelDebug
+	return c.Handler.Handle(ctx, r)
+}
+
+func (c chatter) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return chatter{c.Handler.WithAttrs(attrs)}
+}
+
+func (c chatter) WithGroup(name string) slog.Handler { return chatter{c.Handler.WithGroup(name)} }

@@ -5,15 +5,18 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
+	"strings"
 	"sync"
 	"time"
 
-	"github.com/nodeprobe/nodeprobe/probe"
+	"golang.org/x/term"
 )
 
 // screen shows a live table in a terminal, with the latest log lines below it.
 type screen struct {
-	out io.Writer
+	out  io.Writer
+	size func() (width, height int) // 0 is without bound
 
 	mu    sync.Mutex // guards lines
 	lines []string
@@ -27,7 +30,22 @@ const (
 	screenPeriod = time.Second
 )
 
-func newScreen(out io.Writer) *screen { return &screen{out: out} }
+func newScreen(out io.Writer) *screen {
+	return &screen{out: out, size: func() (int, int) { return terminalSize(out) }}
+}
+
+func isTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// terminalSize is asked at each drawing: windows change.
+func terminalSize(w io.Writer) (width, height int) {
+	if f, ok := w.(*os.File); ok {
+		width, height, _ = term.GetSize(int(f.Fd())) // what is no terminal has no bounds
+	}
+	return width, height
+}
 
 // logs returns where log lines go while the table is shown.
 func (s *screen) logs() io.Writer { return logTail{s} }
@@ -44,42 +62,57 @@ func (t logTail) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// run redraws the table every second until ctx ends. Somebody is looking, so it
-// asks for a sample each time.
-func (s *screen) run(ctx context.Context, d *daemon, cfg *config, p *policy) {
-	ticker := time.NewTicker(screenPeriod)
-	defer ticker.Stop()
-	fmt.Fprint(s.out, cursorHome+clearToEnd)
-	for {
-		s.draw(d, cfg, p)
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-			d.sampler.Wake(probe.CauseView)
+// start redraws what table writes every second, until stop is called, which
+// draws it a last time. Somebody is looking, so it asks for a sample each time.
+func (s *screen) start(table func(io.Writer), sample func()) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var drawing sync.WaitGroup
+	drawing.Go(func() {
+		ticker := time.NewTicker(screenPeriod)
+		defer ticker.Stop()
+		fmt.Fprint(s.out, cursorHome+clearToEnd)
+		for {
+			s.draw(table)
+			select {
+			case <-ctx.Done():
+				s.draw(table)
+				return
+			case <-ticker.C:
+				sample()
+			}
 		}
+	})
+	return func() {
+		cancel()
+		drawing.Wait()
 	}
 }
 
-func (s *screen) draw(d *daemon, cfg *config, p *policy) {
-	facts := d.monitor.facts()
-	if facts.Snapshot.Time.IsZero() {
-		return
-	}
-	var b bytes.Buffer
-	fmt.Fprintf(&b, "nodeprobe %s, mode %s, node %s, %s", release, cfg.Mode, p.nodeName, facts.Snapshot.Time.Format(time.DateTime))
-	if cfg.WebListenAddress != "" {
-		fmt.Fprintf(&b, ", http://%s/metrics", cfg.WebListenAddress)
-	}
-	b.WriteString("   (Ctrl-C ends)\n\n")
-	v := newView(&facts.Snapshot, facts.Verdicts[:], p.thresholds, d.sensor.Hooks())
-	_ = writeTable(&b, &v) // to memory
+// draw writes the table and the log lines over what was there before. Lines are
+// cut to the terminal: one that wraps, or a screen that scrolls, would garble
+// what is drawn next.
+func (s *screen) draw(table func(io.Writer)) {
+	var b strings.Builder
+	table(&b)
 	b.WriteByte('\n')
 	s.mu.Lock()
 	for _, line := range s.lines {
-		fmt.Fprintln(&b, line)
+		b.WriteString(line + "\n")
 	}
 	s.mu.Unlock()
-	text := bytes.ReplaceAll(b.Bytes(), []byte("\n"), []byte(clearLine+"\n"))
-	fmt.Fprintf(s.out, "%s%s%s", cursorHome, text, clearToEnd)
+
+	width, height := s.size()
+	var text strings.Builder
+	text.WriteString(cursorHome)
+	drawn := 0
+	for line := range strings.Lines(b.String()) {
+		if drawn++; height > 0 && drawn >= height {
+			break // the cursor takes up a line too
+		}
+		// Clearing the rest of a line that is full would clear its last rune.
+		text.WriteString(oneLine(strings.TrimSuffix(line, "\n"), width-1))
+		text.WriteString(clearLine + "\n")
+	}
+	text.WriteString(clearToEnd)
+	_, _ = io.WriteString(s.out, text.String()) // a terminal that is gone ends us by other means
 }

@@ -25,7 +25,7 @@ func newSnapshotCommand(p *paths) *cobra.Command {
 		Short: "Sample the node once; print what was found and the Node that would be posted",
 		Long: `Sample the node once; print what was found and the Node that would be posted.
 
-No cluster is needed. The exit code is 0 if every signal could be read, and 3 if
+No cluster is needed. The exit code is 0 if everything could be read, and 3 if
 not; what could be is printed in either case.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -49,7 +49,7 @@ type snapshotOutput struct {
 
 func snapshot(ctx context.Context, stdout, stderr io.Writer, cfg *config, p *policy, paths paths, output string) error {
 	if err := oneOf(output, "table", "yaml", "json"); err != nil {
-		return &exitError{exitUsage, fmt.Errorf("output: %w", err)}
+		return &exitError{exitUsage, fmt.Errorf("--output: %w", err)}
 	}
 	sensor := bpf.Open(bpf.Options{Disabled: cfg.BPF == "off"})
 	defer sensor.Close()
@@ -74,13 +74,11 @@ func snapshot(ctx context.Context, stdout, stderr io.Writer, cfg *config, p *pol
 	if err := printSnapshot(stdout, &out, output); err != nil {
 		return err
 	}
-	for _, t := range p.thresholds {
-		if err := t.Check(facts.Snapshot.Signals[t.Signal]); err != nil {
-			fmt.Fprintf(stderr, "nodeprobe: %v\n", err)
-		}
+	for _, err := range checkThresholds(p.thresholds, &facts.Snapshot) {
+		fmt.Fprintf(stderr, "nodeprobe: %v\n", err)
 	}
 	if len(out.Snapshot.Errors) > 0 {
-		return &exitError{exitIncomplete, errors.New("not every signal could be read")}
+		return &exitError{exitIncomplete, errors.New("not everything could be read; see the errors in the output")}
 	}
 	return nil
 }

@@ -10,9 +10,25 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
+// writeScreen prints what the live table shows.
+func (d *daemon) writeScreen(w io.Writer, cfg *config, p *policy, address string) {
+	facts := d.monitor.facts()
+	if facts.Snapshot.Time.IsZero() {
+		return
+	}
+	fmt.Fprintf(w, "nodeprobe %s, mode %s, node %s, %s", release, cfg.Mode, p.nodeName, facts.Snapshot.Time.Format(time.DateTime))
+	if address != "" {
+		fmt.Fprintf(w, ", http://%s/metrics", address)
+	}
+	fmt.Fprint(w, "   (Ctrl-C ends)\n\n")
+	v := newView(&facts.Snapshot, facts.Verdicts[:], p.thresholds, d.sensor.Hooks())
+	_ = writeTable(w, &v) // to memory
+}
+
 // writeTable prints a view for people.
 func writeTable(w io.Writer, v *view) error {
-	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	var table strings.Builder
+	tw := tabwriter.NewWriter(&table, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(tw, "CONDITION\tSTATUS\tSINCE\tWHY")
 	for _, c := range v.Conditions {
 		since := "-"
@@ -48,14 +64,18 @@ func writeTable(w io.Writer, v *view) error {
 			fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\n", p.Resource, percent(p.Some.Avg10), percent(p.Some.Avg60), full10, full60)
 		}
 	}
-	if err := tw.Flush(); err != nil {
-		return err
+	_ = tw.Flush() // to memory
+	for line := range strings.Lines(table.String()) {
+		// The empty line that keeps two tables aligned is made of cells.
+		fmt.Fprintln(w, strings.TrimRight(line, " \n"))
 	}
 	_, err := fmt.Fprintf(w, "\n%s\n", v.summary())
 	for _, e := range v.Errors {
-		fmt.Fprintf(w, "! %s: %s\n", e.Source, e.Error)
+		for line := range strings.SplitSeq(e.Error, "\n") {
+			_, err = fmt.Fprintf(w, "! %s: %s\n", e.Source, line)
+		}
 		if e.Remedy != "" {
-			fmt.Fprintf(w, "  %s\n", e.Remedy)
+			_, err = fmt.Fprintf(w, "  -> %s\n", e.Remedy)
 		}
 	}
 	return err
@@ -84,11 +104,14 @@ func (v *view) summary() string {
 			parts = append(parts, fmt.Sprintf("%d block errors", *k.BlockErrors))
 		}
 	}
-	text := strings.Join(parts, ", ") + "; tier " + v.Tier
+	tier := "tier " + v.Tier
 	if v.TierReason != "" {
-		text += " (" + v.TierReason + ")"
+		tier += " (" + v.TierReason + ")"
 	}
-	return text
+	if len(parts) == 0 {
+		return tier
+	}
+	return strings.Join(parts, ", ") + "; " + tier
 }
 
 func dash(s string) string {
@@ -105,7 +128,7 @@ func amount(n int64, unit string) string {
 	if unit != "bytes" {
 		return resource.NewQuantity(n, resource.DecimalSI).String()
 	}
-	value, prefixes := float64(n), []string{"", "Ki", "Mi", "Gi", "Ti", "Pi"}
+	value, prefixes := float64(n), []string{"", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"}
 	i := 0
 	for ; (value >= 1000 || value <= -1000) && i < len(prefixes)-1; i++ {
 		value /= 1024

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 )
@@ -11,8 +12,14 @@ import (
 // release is set by the linker in a release build.
 var release = "v0.1.0-dev"
 
-// version is shown as the kubelet's version, so it reads as one.
-func version() string { return release + "+nodeprobe" }
+// version is shown as the kubelet's version, so it reads as one: a semantic
+// version, of which only one part may begin with "+".
+func version() string {
+	if strings.Contains(release, "+") {
+		return release + ".nodeprobe"
+	}
+	return release + "+nodeprobe"
+}
 
 // revision returns the commit that the binary was built from.
 func revision() string {

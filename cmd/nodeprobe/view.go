@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+	"strings"
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/bpf"
@@ -199,19 +201,24 @@ func newKernelView(c *bpf.Counters) *kernelView {
 // tier says how much of the kernel's help there is, and why not more: "procfs"
 // alone, with "psi", or with "bpf" programs as well.
 func tier(s *probe.Snapshot, hooks []bpf.Hook) (name, reason string) {
-	attached := 0
+	name = "psi"
+	var reasons []string
 	for _, h := range hooks {
-		if h.Attached {
-			attached++
-		} else if reason == "" {
-			reason = h.Name + ": " + h.Err.Error()
+		switch {
+		case h.Attached:
+			name = "bpf"
+		case len(reasons) > 0: // one says enough
+		case errors.Is(h.Err, bpf.ErrDisabled):
+			reasons = append(reasons, "BPF is "+h.Err.Error())
+		default:
+			reasons = append(reasons, h.Name+": "+h.Err.Error())
 		}
 	}
-	if attached > 0 {
-		return "bpf", reason
-	}
 	if err := s.Errors[probe.SourcePressureMemory]; err != nil {
-		return "procfs", reason + "; " + err.Error()
+		reasons = append(reasons, err.Error())
+		if name == "psi" {
+			name = "procfs"
+		}
 	}
-	return "psi", reason
+	return name, strings.Join(reasons, "; ")
 }

@@ -1,0 +1,250 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const quantityRule = `quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'`
+
+// Each problem is a line that says file, line, field and why.
+func TestBadConfig(t *testing.T) {
+	for _, test := range []struct {
+		name, file string
+		want       []string // without the file's name
+	}{
+		{"empty", "", []string{":1: the file is empty; it needs apiVersion and kind"}},
+		{"only comments", "# one\n# two\n", []string{":1: the file is empty; it needs apiVersion and kind"}},
+		{"only a separator", "---\n", []string{":1: the file is empty; it needs apiVersion and kind"}},
+		{"a text", "observe\n", []string{`:1: "observe" is not a mapping of fields to values`}},
+		{"a list", "# a\n- b\n", []string{`:2: a list is not a mapping of fields to values`}},
+		{"no apiVersion, no kind", "mode: observe\n", []string{
+			`: apiVersion: "" is not "nodeprobe.dev/v1alpha1"`,
+			`: kind: "" is not "NodeProbeConfiguration"`,
+		}},
+		{"empty apiVersion, empty kind", "apiVersion:\nkind: ~\n", []string{
+			`:1: apiVersion: "" is not "nodeprobe.dev/v1alpha1"`,
+			`:2: kind: "" is not "NodeProbeConfiguration"`,
+		}},
+		{"foreign kind", "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n", []string{
+			`:1: apiVersion: "kubelet.config.k8s.io/v1beta1" is not "nodeprobe.dev/v1alpha1"`,
+			`:2: kind: "KubeletConfiguration" is not "NodeProbeConfiguration"`,
+		}},
+		{"unknown fields", header + "modus: own\nregisterWithTaints:\n- {key: a, effekt: NoSchedule}\n", []string{
+			`:3: modus: unknown field`,
+			`:5: registerWithTaints[0].effekt: unknown field`,
+		}},
+		{"duplicates", header + "mode: own\nmode: observe\nnodeLabels:\n  a: b\n  a: b\n", []string{
+			`:4: mode: is set in line 3 already`,
+			`:7: nodeLabels[a]: is set in line 6 already`,
+		}},
+		{"wrong types", header + `maxPods: many
+port: [1]
+podsPerCore: 1.5
+nodeLeaseDurationSeconds: 3000000000
+sampleInterval: 10
+statfsTimeout: {}
+registerNode: maybe
+evictionHard: 5%
+imageDirectories: /a
+nodeName: [a]
+registerWithTaints: [a]
+nodeLabels: {a: [b]}
+`, []string{
+			`:3: maxPods: "many" is not a whole number`,
+			`:4: port: a list is not a whole number`,
+			`:5: podsPerCore: "1.5" is not a whole number`,
+			`:6: nodeLeaseDurationSeconds: "3000000000" is out of range`,
+			`:7: sampleInterval: "10" is not a duration such as 10s or 1m30s`,
+			`:8: statfsTimeout: a mapping is not a duration such as 10s or 1m30s`,
+			`:9: registerNode: "maybe" is not true or false`,
+			`:10: evictionHard: "5%" is not a mapping`,
+			`:11: imageDirectories: "/a" is not a list`,
+			`:12: nodeName: a list is not a text`,
+			`:13: registerWithTaints[0]: "a" is not a mapping`,
+			`:14: nodeLabels[a]: a list is not a text`,
+		}},
+		{"two documents", header + "---\n" + header, []string{`:3: a second document; the file must hold one`}},
+		{"modes", header + "mode: augment\n", []string{`:3: mode: augment is not there yet; use observe, or own where no kubelet runs`}},
+		{"no such mode", header + "mode: bogus\n", []string{`:3: mode: "bogus" is not "observe" or "own"`}},
+		{"choices", header + "bpf: on\ncloudProvider: aws\nlogLevel: INFO+2\nlogFormat: xml\n", []string{
+			`:3: bpf: "on" is not "auto" or "off"`,
+			`:4: cloudProvider: "aws" is not "" or "external"`,
+			`:5: logLevel: "INFO+2" is not "debug" or "info" or "warn" or "error"`,
+			`:6: logFormat: "xml" is not "text" or "json"`,
+		}},
+		{"thresholds", header + `evictionHard:
+  memory.available: 110%
+  nodefs.available: -5%
+  imagefs.available: "0"
+  pid.available: junk
+  memory.free: 1Gi
+evictionSoft:
+  nodefs.available: 5%
+evictionSoftGracePeriod:
+  pid.available: -1m
+evictionMinimumReclaim:
+  memory.available: 0%
+  nodefs.available: "-1"
+evictionPressureTransitionPeriod: -1s
+`, []string{
+			`:4: evictionHard[memory.available]: eviction percentage threshold memory.available must be <= 100%: 110%`,
+			`:5: evictionHard[nodefs.available]: eviction percentage threshold nodefs.available must be >= 0%: -5%`,
+			`:6: evictionHard[imagefs.available]: eviction threshold imagefs.available must be positive: 0`,
+			`:7: evictionHard[pid.available]: ` + quantityRule,
+			`:8: evictionHard[memory.free]: unsupported eviction signal memory.free`,
+			`:10: evictionSoft[nodefs.available]: grace period must be specified for the soft eviction threshold nodefs.available`,
+			`:12: evictionSoftGracePeriod[pid.available]: invalid eviction grace period specified: -1m, must be a positive value`,
+			`:14: evictionMinimumReclaim[memory.available]: eviction percentage minimum reclaim memory.available must be positive: 0%`,
+			`:15: evictionMinimumReclaim[nodefs.available]: negative eviction minimum reclaim specified for nodefs.available`,
+			`:16: evictionPressureTransitionPeriod: -1s is negative`,
+		}},
+		{"ranges", header + `sampleInterval: -1s
+statfsTimeout: 2m
+nodeStatusUpdateFrequency: 0s
+nodeStatusReportFrequency: 1ms
+nodeLeaseDurationSeconds: 0
+maxPods: -1
+podsPerCore: -1
+port: 65536
+`, []string{
+			`:3: sampleInterval: -1s is less than 100ms`,
+			`:4: statfsTimeout: 2m0s is more than 1m0s`,
+			`:5: nodeStatusUpdateFrequency: 0s is less than 1s`,
+			`:6: nodeStatusReportFrequency: 1ms is less than 1s`,
+			`:7: nodeLeaseDurationSeconds: 0 is less than 1`,
+			`:8: maxPods: -1 is less than 0`,
+			`:9: podsPerCore: -1 is less than 0`,
+			`:10: port: 65536 is more than 65535`,
+		}},
+		{"reserved", header + `systemReserved: {gpu: 1, cpu: -1}
+kubeReserved:
+  memory: much
+  ephemeral-storage: 1e-999999999
+`, []string{
+			`:3: systemReserved[cpu]: --system-reserved value failed to parse: resource quantity for "cpu" cannot be negative: -1`,
+			`:3: systemReserved[gpu]: --system-reserved value failed to parse: cannot reserve "gpu" resource`,
+			`:5: kubeReserved[memory]: --kube-reserved value failed to parse: failed to parse quantity "much" for "memory" resource: ` + quantityRule,
+			`:6: kubeReserved[ephemeral-storage]: --kube-reserved value failed to parse: failed to parse quantity "1e-999999999" for "ephemeral-storage" resource: unable to parse quantity's suffix`,
+		}},
+		{"taints", header + `registerWithTaints:
+- {key: a, effect: NoSchedule}
+- {key: a, effect: Never}
+- {key: a, value: "!", effect: NoSchedule}
+- {key: a, value: b, effect: NoSchedule}
+`, []string{
+			`:5: registerWithTaints[1]: effect: "Never" is not "NoSchedule" or "PreferNoSchedule" or "NoExecute"`,
+			`:6: registerWithTaints[2]: value "!": a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')`,
+			`:7: registerWithTaints[3]: key "a" and effect "NoSchedule" are there already`,
+		}},
+		{"labels", header + "nodeLabels:\n  a b: c\n  d: e f\n", []string{
+			`:4: nodeLabels[a b]: name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')`,
+			`:5: nodeLabels[d]: "e f": a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')`,
+		}},
+		{"addresses", header + "nodeIP: 300.0.0.1\nwebListenAddress: localhost\nrootDirectory: var\nimageDirectories:\n- /a\n- b\n", []string{
+			`:3: nodeIP: "300.0.0.1" is not an IP address`,
+			`:4: webListenAddress: address localhost: missing port in address`,
+			`:5: rootDirectory: "var" is not an absolute path`,
+			`:8: imageDirectories[1]: "b" is not an absolute path`,
+		}},
+		{"ports", header + "webListenAddress: 127.0.0.1:99999\n", []string{`:3: webListenAddress: address 127.0.0.1:99999: "99999" is not a port`}},
+		{"a version", header + "kubeletVersion: nodeprobe\n", []string{`:3: kubeletVersion: could not parse "nodeprobe" as version`}},
+		{"tab", header + "evictionHard:\n\tmemory.available: 5%\n", []string{`:4: found character that cannot start any token`}},
+		{"not closed", "# comment\n\n" + header + "mode: [own\nbpf: off\n", []string{`:5: did not find expected ',' or ']'`}},
+		{"indentation", "# comment\n\n" + header + "mode: own\n bpf: off\n", []string{`:6: mapping values are not allowed in this context`}},
+		{"stray text", "# comment\n\n" + header + "mode: own\nbpf\nport: 1\n", []string{`:6: could not find expected ':'`}},
+		{"no such anchor", header + "nodeName: *a\n", []string{`:3: unknown anchor 'a' referenced`}},
+		{"merge key", header + "evictionHard: &a {}\nevictionSoft: {<<: *a}\n", []string{`:4: evictionSoft: "<<" is not the name of an entry`}},
+		{"key that is no name", header + "? [a]\n: b\n", []string{`:3: a list is not the name of an entry`}},
+		{"itself", header + "imageDirectories: &a [*a]\n", []string{`:3: imageDirectories[0]: a list is not a text`}},
+		{"NUL", header + "mode: own\n\x00mode: bogus\n", []string{`:4: a control character, U+0000`}},
+		{"escape sequence", header + "mode: \x1b[2J\n", []string{`:3: a control character, U+001B`}},
+		{"not UTF-8", header + "mode: \xff\n", []string{`:3: not UTF-8 text`}},
+		{"binary", "\x7fELF\x02\x01\x01\x00\x00", []string{`:1: a control character, U+0002`}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "c.yaml")
+			if err := os.WriteFile(path, []byte(test.file), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			want := outcome{code: exitUsage}
+			for _, line := range test.want {
+				want.stderr += "nodeprobe: " + path + line + "\n"
+			}
+			for _, args := range [][]string{{"config", "check", path}, {"run", "--config", path}, {"snapshot", "--config", path}, {"preflight", "--config", path}} {
+				if diff := cmp.Diff(want, nodeprobe(t, args...), cmp.AllowUnexported(outcome{})); diff != "" {
+					t.Errorf("%s (-want +got):\n%s", args[0], diff)
+				}
+			}
+		})
+	}
+}
+
+func TestUnreadableConfig(t *testing.T) {
+	dir := t.TempDir()
+	missing := filepath.Join(dir, "missing.yaml")
+	for path, want := range map[string]string{
+		missing: "open " + missing + ": no such file or directory",
+		dir:     "read " + dir + ": is a directory",
+	} {
+		got := nodeprobe(t, "config", "check", path)
+		if want := "nodeprobe: read configuration: " + want + "\n"; got.code != exitUsage || got.stderr != want {
+			t.Errorf("got %+v, want %s", got, want)
+		}
+	}
+}
+
+// However big the file and whatever it expands to, the answer is short.
+func TestHugeConfig(t *testing.T) {
+	bomb := header + "a: &a [x, x, x, x, x, x, x, x, x]\n"
+	for c := 'b'; c <= 'z'; c++ {
+		last := string(c - 1)
+		bomb += string(c) + ": &" + string(c) + " [" + strings.TrimSuffix(strings.Repeat("*"+last+", ", 9), ", ") + "]\n"
+	}
+	for _, test := range []struct{ name, file, want string }{
+		{"a long value", header + "mode: " + strings.Repeat("a", 4<<20), `f:3: mode: "aaa`},
+		{"many problems", header + "imageDirectories: [" + strings.Repeat("a, ", 1<<12) + "a]", "f:3: imageDirectories[0]"},
+		{"a bomb of aliases", bomb + "imageDirectories: *z\n", "f:3: a: unknown field\n"},
+		{"deep nesting", header + "nodeName: " + strings.Repeat("[", 1<<20), "f:3: exceeded max depth of 10000"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel() // the race detector makes the YAML library slow
+			_, _, err := parseConfig("f", []byte(test.file))
+			if err == nil {
+				t.Fatal("no error")
+			}
+			if text := err.Error(); !strings.HasPrefix(text, test.want) || len(text) > 32<<10 {
+				t.Errorf("got %d bytes: %.200s", len(text), text)
+			}
+		})
+	}
+}
+
+// A file is either wrong, with located lines that say why, or good.
+func FuzzParseConfig(f *testing.F) {
+	f.Add([]byte(""))
+	f.Add(defaultConfig)
+	f.Add([]byte(header + "registerWithTaints:\n- {key: a, effect: NoSchedule}\nimageDirectories: &x [*x]\n"))
+	f.Add([]byte(header + "evictionSoft: {memory.available: 1e9, \"\": a}\nmaxPods: 0x10\n---\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		c, p, err := parseConfig("file", data)
+		if err == nil {
+			if p == nil || c.APIVersion != apiVersion || c.SampleInterval <= 0 {
+				t.Fatalf("no error, and %+v %+v", c, p)
+			}
+			return
+		}
+		if p != nil || c.APIVersion != "" {
+			t.Errorf("error %v, and %+v %+v", err, c, p)
+		}
+		for line := range strings.SplitSeq(err.Error(), "\n") {
+			if !strings.HasPrefix(line, "file:") || len(line) > 4*mostRunes {
+				t.Errorf("not a line about the file: %q", line)
+			}
+		}
+	})
+}

@@ -1,0 +1,117 @@
+/*
+Nodeprobe tells Kubernetes and Prometheus what a Linux node has and what it is
+short of: its capacity, and whether memory, disk or PIDs are running out.
+
+It samples the node every 10 seconds, and at once when the kernel kills a process
+for lack of memory. It decides the conditions MemoryPressure, DiskPressure and
+PIDPressure as a kubelet would, from thresholds that are written as a kubelet's.
+What it may write to the API server depends on the mode, which is configured and
+never guessed:
+
+	observe   nothing; no cluster is needed (the default)
+	own       everything that a kubelet writes: the Node, its status, its Lease
+
+Own is for nodes on which no kubelet runs.
+
+# How it works
+
+One sample goes one way:
+
+	kernel tracepoints (BPF) ── counters ─────────────┐
+	       │ OOM kill: wake                           │
+	       v                                          │
+	tick, every sampleInterval ──> probe.Sampler <────┴── /proc, /sys, statfs
+	                                    │ Snapshot: values, and what could not be read
+	                                    v
+	                           pressure.Evaluator        pure: time comes with the snapshot
+	                                    │ Verdicts
+	                                    v
+	             monitor: the latest of both ──> /metrics, snapshot, the live table
+	                                    │
+	   mode own:                        v
+	       status.Updater: setters on a copy of the last known Node
+	               │ changed, or nodeStatusReportFrequency is over
+	               v
+	       one PATCH of nodes/NAME/status
+	       heartbeat.Heartbeater: PUT of the Lease, only while samples keep coming
+
+BPF is a bonus. Where the kernel or a container withholds it, the signals that
+need it are missing, and nothing else is.
+
+# Commands
+
+	nodeprobe run              watch the node until told to stop
+	nodeprobe snapshot         sample once; print it, and the Node that would be posted
+	nodeprobe preflight        say what works on this machine, and how to mend what does not
+	nodeprobe config check F   say what is wrong with a configuration file
+	nodeprobe config default   print the default configuration, every field explained
+	nodeprobe version          print the version
+	nodeprobe completion S     print a completion script for the shell S
+
+# Flags
+
+All commands:
+
+	--path.procfs DIR   where the node's /proc is mounted; likewise
+	--path.sysfs DIR    /sys and
+	--path.rootfs DIR   /. In a container, these are mounts of the host's.
+
+run, snapshot and preflight:
+
+	--config FILE       the configuration; without it, that of "config default"
+
+snapshot and preflight:
+
+	-o, --output KIND   table or json, for snapshot also yaml
+
+run; each but the last wins over the field of the configuration in brackets:
+
+	--mode MODE                  [mode]
+	--hostname-override NAME     [nodeName]
+	--kubeconfig FILE            [kubeconfig]
+	--web.listen-address ADDR    [webListenAddress]; "" serves nothing
+	--log.level LEVEL            [logLevel]
+	--log.format FORMAT          [logFormat]
+	--table WHEN                 a live table: auto (in a terminal), on or off
+
+The Node's name is that of --hostname-override, else nodeName, else the
+environment variable NODE_NAME, else the hostname.
+
+# Serving
+
+On webListenAddress, 127.0.0.1:9732 by default:
+
+	/metrics           Prometheus and OpenMetrics
+	/livez, /healthz   200 while samples keep coming, else 503
+	/readyz            the same, and in mode own: Node posted, Lease renewed
+
+Add ?verbose for each check by itself.
+
+# Exit codes
+
+	0   done; for run: stopped by a signal
+	1   the work could not be done
+	2   the command line or the configuration is wrong
+	3   snapshot, preflight: something could not be read; the rest is printed
+
+# Signals
+
+SIGINT and SIGTERM stop run: what it serves ends, its programs are detached, and
+what it last posted stays. A second one ends it at once.
+
+# Files
+
+	/etc/nodeprobe/config.yaml          by convention; see --config
+	/proc/meminfo, loadavg, vmstat      memory, tasks, OOM kills
+	/proc/pressure/*                    stalls (Linux 4.20)
+	/proc/sys/kernel/pid_max, threads-max, random/boot_id
+	/sys/fs/cgroup                      the node's working set, and the pods'
+	/sys/devices/system/cpu/online      CPUs
+	/sys/kernel/mm/hugepages            huge pages
+	/sys/kernel/btf/vmlinux             the kernel's types, for BPF
+	/etc/machine-id, /etc/os-release    what the machine is
+
+For those who want to read the program: main.go has the commands, config.go the
+configuration, daemon.go builds everything that run runs.
+*/
+package main

@@ -1,0 +1,206 @@
+package main
+
+import (
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+)
+
+const transition = time.Minute
+
+// begin is any moment.
+var begin = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// testMonitor judges the 5 % of memory and of PIDs that must be available.
+func testMonitor(t *testing.T) (*monitor, *prometheus.Registry, *strings.Builder) {
+	t.Helper()
+	thresholds, _, err := pressure.Parse(pressure.Config{Hard: map[string]string{"memory.available": "5%", "pid.available": "5%"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	reg, log := prometheus.NewPedanticRegistry(), &strings.Builder{}
+	m := newMonitor(thresholds, transition, func() error { return nil }, slog.New(slog.NewTextHandler(log, nil)), reg)
+	return m, reg, log
+}
+
+// at is a snapshot so long after begin, with so many percent of memory
+// available. All PIDs are.
+func at(after time.Duration, memory int64) *probe.Snapshot {
+	s := &probe.Snapshot{Time: begin.Add(after)}
+	s.Machine.BootID = "this-boot"
+	s.Signals[probe.MemoryAvailable] = probe.Observation{Available: memory, Capacity: 100, OK: true}
+	s.Signals[probe.PIDAvailable] = probe.Observation{Available: 100, Capacity: 100, OK: true}
+	return s
+}
+
+// gauges returns the value of each series of a metric by its one label.
+func gauges(t *testing.T, reg prometheus.Gatherer, name string) map[string]float64 {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]float64{}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if f.GetName() == name {
+				got[m.GetLabel()[0].GetValue()] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+			}
+		}
+	}
+	return got
+}
+
+func TestMonitor(t *testing.T) {
+	m, reg, log := testMonitor(t)
+	woken := 0
+	m.changed = func() { woken++ }
+	unhealthy := errors.New("stuck")
+	m.healthy = func() error { return unhealthy }
+
+	want := func(step string, memory, transitions float64, wakes int) {
+		t.Helper()
+		status := map[string]float64{"MemoryPressure": memory, "DiskPressure": 0, "PIDPressure": 0}
+		if step == "nothing yet" {
+			status = map[string]float64{"MemoryPressure": -1, "DiskPressure": -1, "PIDPressure": -1}
+		}
+		if diff := cmp.Diff(status, gauges(t, reg, "nodeprobe_condition_status")); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", step, diff)
+		}
+		if got := gauges(t, reg, "nodeprobe_condition_transitions_total")["MemoryPressure"]; got != transitions || woken != wakes {
+			t.Errorf("%s: %v transitions, woken %d times, want %v and %d", step, got, woken, transitions, wakes)
+		}
+		if lines := strings.Count(log.String(), "condition changed"); lines != int(transitions) {
+			t.Errorf("%s: %d lines about it:\n%s", step, lines, log)
+		}
+	}
+	want("nothing yet", -1, 0, 0)
+	m.observe(at(0, 50))
+	want("the first look finds nothing", 0, 0, 1)
+	m.observe(at(10*time.Second, 4))
+	want("pressure", 1, 1, 2)
+	m.observe(at(20*time.Second, 3))
+	want("still", 1, 1, 2)
+	m.observe(at(30*time.Second, 50))
+	want("held", 1, 1, 2)
+	if f := m.facts(); !f.Verdicts[pressure.MemoryPressure].Held || !errors.Is(f.Unhealthy, unhealthy) || !f.Snapshot.Time.Equal(begin.Add(30*time.Second)) {
+		t.Errorf("facts: %+v", f)
+	}
+	m.observe(at(20*time.Second+transition, 50))
+	want("over", 0, 2, 3)
+	if want := `condition=MemoryPressure status=True threshold=memory.available<5% available=4 limit=5 unit=bytes`; !strings.Contains(log.String(), want) {
+		t.Errorf("no evidence %s in\n%s", want, log)
+	}
+}
+
+// What the API server says about conditions is history, as long as it is about
+// this boot.
+func TestAdopt(t *testing.T) {
+	for _, test := range []struct {
+		name           string
+		ours, theirs   string // boot IDs
+		status         v1.ConditionStatus
+		memory         int64
+		want           pressure.Status
+		held           bool
+		wantTransition float64
+	}{
+		{"True is held", "this-boot", "this-boot", v1.ConditionTrue, 50, pressure.True, true, 0},
+		{"another boot", "this-boot", "last-boot", v1.ConditionTrue, 50, pressure.False, false, 0},
+		{"a Node that never booted", "this-boot", "", v1.ConditionTrue, 50, pressure.False, false, 0},
+		{"our boot ID cannot be read", "", "last-boot", v1.ConditionTrue, 50, pressure.True, true, 0},
+		{"False", "this-boot", "this-boot", v1.ConditionFalse, 50, pressure.False, false, 0},
+		{"Unknown", "this-boot", "this-boot", v1.ConditionUnknown, 50, pressure.False, false, 0},
+		{"True already", "this-boot", "this-boot", v1.ConditionTrue, 1, pressure.True, false, 1},
+		{"False, but it is not", "this-boot", "this-boot", v1.ConditionFalse, 1, pressure.True, false, 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			m, reg, _ := testMonitor(t)
+			s := at(0, test.memory)
+			s.Machine.BootID = test.ours
+			m.observe(s)
+			node := &v1.Node{}
+			node.Status.NodeInfo.BootID = test.theirs
+			node.Status.Conditions = []v1.NodeCondition{
+				{Type: v1.NodeReady, Status: v1.ConditionTrue},
+				{Type: v1.NodeMemoryPressure, Status: test.status},
+				{Type: v1.NodePIDPressure, Status: v1.ConditionFalse},
+			}
+			m.adopt(node)
+			f := m.facts()
+			if v := f.Verdicts[pressure.MemoryPressure]; v.Status != test.want || v.Held != test.held {
+				t.Errorf("got %+v", v)
+			}
+			if v := f.Verdicts[pressure.PIDPressure]; v.Status != pressure.False {
+				t.Errorf("another condition: %+v", v)
+			}
+			if got := gauges(t, reg, "nodeprobe_condition_transitions_total")["MemoryPressure"]; got != test.wantTransition {
+				t.Errorf("%v transitions, want %v: a restart is none", got, test.wantTransition)
+			}
+			if !test.held {
+				return
+			}
+			// It ends as if there had been no restart.
+			m.observe(at(transition-time.Second, 50))
+			if v := m.verdict(int(pressure.MemoryPressure)); v.Status != pressure.True {
+				t.Errorf("before the transition period: %+v", v)
+			}
+			m.observe(at(transition, 50))
+			if v := m.verdict(int(pressure.MemoryPressure)); v.Status != pressure.False {
+				t.Errorf("after the transition period: %+v", v)
+			}
+		})
+	}
+}
+
+// A signal that cannot be read does not end what the API server says.
+func TestAdoptWithoutEvidence(t *testing.T) {
+	m, _, _ := testMonitor(t)
+	s := at(0, 0)
+	s.Signals[probe.MemoryAvailable] = probe.Observation{Err: errors.New("gone")}
+	m.observe(s)
+	node := &v1.Node{}
+	node.Status.NodeInfo.BootID = "this-boot"
+	node.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeMemoryPressure, Status: v1.ConditionTrue}}
+	m.adopt(node)
+	if v := m.facts().Verdicts[pressure.MemoryPressure]; v.Status != pressure.True || !v.Frozen {
+		t.Errorf("got %+v", v)
+	}
+}
+
+// The sampler, the updater and a scrape call at the same time.
+func TestMonitorConcurrently(t *testing.T) {
+	m, reg, _ := testMonitor(t)
+	node := &v1.Node{}
+	node.Status.NodeInfo.BootID = "this-boot"
+	node.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeMemoryPressure, Status: v1.ConditionTrue}}
+	m.changed = func() { m.facts() } // may call back
+	var tasks sync.WaitGroup
+	for _, call := range []func(i int){
+		func(i int) { m.observe(at(time.Duration(i)*transition, int64(i%10))) },
+		func(int) { m.adopt(node) },
+		func(int) { m.facts() },
+		func(int) {
+			if _, err := reg.Gather(); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		tasks.Go(func() {
+			for i := range 200 {
+				call(i)
+			}
+		})
+	}
+	tasks.Wait()
+}

@@ -1,0 +1,214 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// normal replaces what differs from one machine, or one run, to the next.
+func normal(tr *tree, text string) string {
+	var uts unix.Utsname
+	_ = unix.Uname(&uts)
+	for _, r := range []struct{ pattern, with string }{
+		{regexp.QuoteMeta(tr.dir), "TREE"},
+		{regexp.QuoteMeta(unix.ByteSliceToString(uts.Release[:])), "KERNEL"},
+		{`\b` + runtime.GOARCH + `\b`, "ARCH"},
+		{`\d{4}-\d\d-\d\dT[\d:.]+(Z|[-+]\d\d:\d\d)`, "TIME"},
+		{`\b\d\d:\d\d:\d\d\b`, "hh:mm:ss"},
+		{`("?took"?: )"?[\d.]+(ns|µs|ms|s)"?`, "${1}TOOK"},
+		// The filesystem that the tests run on, whose figures also decide how wide
+		// the columns are.
+		{`((?:nodefs|imagefs)\.\w+ +)[^\n]*`, "${1}..."},
+		{`(ephemeral-storage(?::| +capacity) ).*`, "${1}SIZE"},
+		{regexp.QuoteMeta(version()), "VERSION"},
+	} {
+		text = regexp.MustCompile(r.pattern).ReplaceAllString(text, r.with)
+	}
+	return text
+}
+
+// stripFilesystems removes the figures of the filesystem that the tests run on.
+func stripFilesystems(t *testing.T, out map[string]any) {
+	t.Helper()
+	snapshot := out["snapshot"].(map[string]any)
+	for _, s := range snapshot["signals"].([]any) {
+		if signal := s.(map[string]any); strings.Contains(signal["name"].(string), "fs.") {
+			delete(signal, "available")
+			delete(signal, "capacity")
+			delete(signal, "limit")
+		}
+	}
+}
+
+func TestSnapshotGolden(t *testing.T) {
+	tr := newTree(t, nil)
+	config := writeConfig(t, "")
+	command := func(output string) string {
+		got := nodeprobe(t, append(tr.flags(), "snapshot", "--config", config, "-o", output)...)
+		if got.code != 0 || got.stderr != "" {
+			t.Fatalf("-o %s: %+v", output, got)
+		}
+		return got.stdout
+	}
+	spaces := regexp.MustCompile(`  +`)
+	golden(t, "snapshot.table", spaces.ReplaceAllString(normal(tr, command("table")), "  "))
+
+	// JSON and YAML say the same, so one file is enough.
+	var fromJSON, fromYAML map[string]any
+	if err := json.Unmarshal([]byte(command("json")), &fromJSON); err != nil {
+		t.Fatal(err)
+	}
+	stripFilesystems(t, fromJSON)
+	text, err := yaml.Marshal(fromJSON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, "snapshot.yaml", normal(tr, string(text)))
+
+	if err := yaml.Unmarshal([]byte(command("yaml")), &fromYAML); err != nil {
+		t.Fatal(err)
+	}
+	stripFilesystems(t, fromYAML)
+	again, err := yaml.Marshal(fromYAML)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(normal(tr, string(text)), normal(tr, string(again))); diff != "" {
+		t.Errorf("(-json +yaml):\n%s", diff)
+	}
+}
+
+// Two runs print the same keys in the same order.
+func TestSnapshotOrder(t *testing.T) {
+	tr := newTree(t, nil)
+	config := writeConfig(t, "")
+	digits := regexp.MustCompile(`\d+`)
+	for _, output := range []string{"table", "yaml", "json"} {
+		var first string
+		for i := range 3 {
+			got := nodeprobe(t, append(tr.flags(), "snapshot", "--config", config, "-o", output)...)
+			text := digits.ReplaceAllString(normal(tr, got.stdout), "N")
+			if i == 0 {
+				first = text
+			} else if diff := cmp.Diff(first, text); diff != "" {
+				t.Errorf("-o %s, run %d:\n%s", output, i, diff)
+			}
+		}
+	}
+}
+
+func TestSnapshotExitCodes(t *testing.T) {
+	for _, test := range []struct {
+		name    string
+		changes map[string]string
+		fields  string
+		code    int
+		stderr  string
+		stdout  []string
+	}{
+		{name: "all there"},
+		{
+			name: "no PSI", changes: map[string]string{"proc/pressure/cpu": "", "proc/pressure/memory": "", "proc/pressure/io": ""},
+			code: exitIncomplete, stderr: "nodeprobe: not everything could be read; see the errors in the output\n",
+			stdout: []string{
+				"! pressure_cpu: open TREE/proc/pressure/cpu: no such file or directory\n",
+				"tier procfs (BPF is turned off by configuration; open TREE/proc/pressure/memory: no such file or directory)\n",
+			},
+		},
+		{
+			name: "no memory", changes: map[string]string{"proc/meminfo": ""},
+			code: exitIncomplete, stderr: "nodeprobe: not everything could be read; see the errors in the output\n",
+			stdout: []string{
+				"MemoryPressure               Unknown  ", "a signal cannot be read\n",
+				"memory.available             ?          ?         memory.available<100Mi  ?\n",
+			},
+		},
+		{
+			name: "under pressure", changes: map[string]string{"sys/fs/cgroup/memory.stat": memoryStat("8570000000")},
+			stdout: []string{"MemoryPressure               True    ", "memory.available<100Mi\n"},
+		},
+		{
+			name: "threshold above the capacity", fields: "evictionHard: {pid.available: 40k}\n",
+			stderr: "nodeprobe: pid.available: threshold 40k is above the capacity 32768: the condition would always be true\n",
+			stdout: []string{"PIDPressure                  True    "},
+		},
+		{
+			name: "more reserved than there is", fields: "systemReserved: {memory: 9Gi}\n",
+			code: exitIncomplete, stderr: "nodeprobe: not everything could be read; see the errors in the output\n",
+			stdout: []string{`! node: invalid Node Allocatable configuration. Resource "memory" has a reservation of 9316Mi but capacity of 8Gi. Expected capacity >= reservation.` + "\n"},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			tr := newTree(t, test.changes)
+			got := nodeprobe(t, append(tr.flags(), "snapshot", "--config", writeConfig(t, test.fields))...)
+			if got.code != test.code || !strings.HasSuffix(got.stderr, test.stderr) || (test.stderr == "") != (got.stderr == "") {
+				t.Errorf("exit code %d, want %d; %s", got.code, test.code, got.stderr)
+			}
+			text := strings.ReplaceAll(got.stdout, tr.dir, "TREE")
+			for _, want := range test.stdout {
+				if !strings.Contains(text, want) {
+					t.Errorf("no %q in\n%s", want, text)
+				}
+			}
+			for line := range strings.Lines(text) {
+				if strings.HasSuffix(line, " \n") {
+					t.Errorf("white space at the end of %q", line)
+				}
+			}
+		})
+	}
+}
+
+// On this machine, whatever it is, the output agrees with /proc.
+func TestSnapshotOfThisMachine(t *testing.T) {
+	got := nodeprobe(t, "snapshot", "-o", "json")
+	if got.code != 0 && got.code != exitIncomplete {
+		t.Fatalf("got %+v", got)
+	}
+	var out struct {
+		Snapshot view
+		Node     v1.Node
+	}
+	if err := json.Unmarshal([]byte(got.stdout), &out); err != nil {
+		t.Fatal(err)
+	}
+	mem, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		t.Skip(err)
+	}
+	fields := bytes.Fields(mem)
+	total, err := strconv.ParseInt(string(fields[1]), 10, 64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c := out.Node.Status.Capacity.Memory(); c.Value() != total*1024 || out.Snapshot.Memory.Total != c.Value() {
+		t.Errorf("memory: Node %s, snapshot %d, /proc %d KiB", c, out.Snapshot.Memory.Total, total)
+	}
+	bootID, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	info := out.Node.Status.NodeInfo
+	if info.BootID != strings.TrimSpace(string(bootID)) || info.KubeletVersion != version() || info.KernelVersion == "" {
+		t.Errorf("got %+v", info)
+	}
+	if out.Node.Kind != "Node" || out.Node.APIVersion != "v1" || out.Node.Name == "" || len(out.Node.Status.Conditions) != 4 {
+		t.Errorf("not the whole Node: %+v", out.Node)
+	}
+	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory, v1.ResourcePods, v1.ResourceEphemeralStorage} {
+		if _, ok := out.Node.Status.Allocatable[name]; !ok {
+			t.Errorf("nothing allocatable of %s", name)
+		}
+	}
+}

@@ -1,0 +1,284 @@
+package status
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+)
+
+var (
+	foreignBefore = v1.NodeCondition{Type: "NetworkUnavailable", Status: v1.ConditionFalse, Reason: "RouteCreated"}
+	foreignAfter  = v1.NodeCondition{Type: "KernelDeadlock", Status: v1.ConditionFalse, Reason: "KernelHasNoDeadlock"}
+)
+
+func sameTimes() cmp.Option {
+	return cmp.Comparer(func(a, b metav1.Time) bool { return a.Equal(&b) })
+}
+
+// These are the kubelet's TestMemoryPressureCondition and its two brothers, and
+// what this package does where the kubelet guesses.
+func TestPressureCondition(t *testing.T) {
+	const now, before, since, later = 1000, 500, 800, 900
+	for i, text := range []struct{ True, False [2]string }{
+		{
+			[2]string{"KubeletHasInsufficientMemory", "kubelet has insufficient memory available"},
+			[2]string{"KubeletHasSufficientMemory", "kubelet has sufficient memory available"},
+		},
+		{
+			[2]string{"KubeletHasDiskPressure", "kubelet has disk pressure"},
+			[2]string{"KubeletHasNoDiskPressure", "kubelet has no disk pressure"},
+		},
+		{
+			[2]string{"KubeletHasInsufficientPID", "kubelet has insufficient PID available"},
+			[2]string{"KubeletHasSufficientPID", "kubelet has sufficient PID available"},
+		},
+	} {
+		is := pressure.Condition(i)
+		cond := func(status v1.ConditionStatus, words [2]string, transition, heartbeat int) v1.NodeCondition {
+			return v1.NodeCondition{
+				Type: v1.NodeConditionType(is.String()), Status: status, Reason: words[0], Message: words[1],
+				LastTransitionTime: at(transition), LastHeartbeatTime: at(heartbeat),
+			}
+		}
+		yes := func(transition, heartbeat int) v1.NodeCondition {
+			return cond(v1.ConditionTrue, text.True, transition, heartbeat)
+		}
+		no := func(transition, heartbeat int) v1.NodeCondition {
+			return cond(v1.ConditionFalse, text.False, transition, heartbeat)
+		}
+		unknown := [2]string{"NodeStatusUnknown", "Kubelet stopped posting node status."}
+		foreign := [2]string{"X", "somebody's words"}
+		for _, test := range []struct {
+			name    string
+			had     []v1.NodeCondition
+			verdict pressure.Verdict
+			want    []v1.NodeCondition
+		}{
+			{"new, pressure", nil, pressure.Verdict{Status: pressure.True}, []v1.NodeCondition{yes(now, now)}},
+			{"new, none", nil, pressure.Verdict{Status: pressure.False}, []v1.NodeCondition{no(now, now)}},
+			{"begins", []v1.NodeCondition{no(before, before)}, pressure.Verdict{Status: pressure.True}, []v1.NodeCondition{yes(now, now)}},
+			{"ends", []v1.NodeCondition{yes(before, before)}, pressure.Verdict{Status: pressure.False}, []v1.NodeCondition{no(now, now)}},
+			{"goes on", []v1.NodeCondition{yes(before, before)}, pressure.Verdict{Status: pressure.True}, []v1.NodeCondition{yes(before, now)}},
+			{"none goes on", []v1.NodeCondition{no(before, before)}, pressure.Verdict{Status: pressure.False}, []v1.NodeCondition{no(before, now)}},
+
+			{
+				"began during an outage",
+				[]v1.NodeCondition{no(before, before)},
+				pressure.Verdict{Status: pressure.True, Since: at(since).Time},
+				[]v1.NodeCondition{yes(since, now)},
+			},
+			{
+				"began before somebody else said that it did not",
+				[]v1.NodeCondition{no(later, later)},
+				pressure.Verdict{Status: pressure.True, Since: at(since).Time},
+				[]v1.NodeCondition{yes(now, now)},
+			},
+			{
+				"began in the future: the clock was set back",
+				[]v1.NodeCondition{no(before, before)},
+				pressure.Verdict{Status: pressure.True, Since: at(now + 1).Time},
+				[]v1.NodeCondition{yes(now, now)},
+			},
+			{
+				"V18: the node controller gave up on us",
+				[]v1.NodeCondition{cond(v1.ConditionUnknown, unknown, later, before)},
+				pressure.Verdict{Status: pressure.False, Since: at(since).Time},
+				[]v1.NodeCondition{no(now, now)},
+			},
+			{
+				"V19: foreign words for the same status",
+				[]v1.NodeCondition{cond(v1.ConditionFalse, foreign, before, before)},
+				pressure.Verdict{Status: pressure.False},
+				[]v1.NodeCondition{cond(v1.ConditionFalse, foreign, before, now)},
+			},
+			{
+				"frozen",
+				[]v1.NodeCondition{yes(before, before)},
+				pressure.Verdict{Status: pressure.True, Frozen: true},
+				[]v1.NodeCondition{yes(before, now)},
+			},
+			{
+				"no evidence yet, new", nil,
+				pressure.Verdict{},
+				[]v1.NodeCondition{cond(v1.ConditionUnknown, [2]string{unobserved.reason, unobserved.message}, now, now)},
+			},
+			{
+				"no evidence yet against what there is",
+				[]v1.NodeCondition{yes(before, before)},
+				pressure.Verdict{Frozen: true},
+				[]v1.NodeCondition{yes(before, now)},
+			},
+			{
+				"no evidence yet for what the node controller says",
+				[]v1.NodeCondition{cond(v1.ConditionUnknown, unknown, later, before)},
+				pressure.Verdict{Frozen: true},
+				[]v1.NodeCondition{cond(v1.ConditionUnknown, unknown, later, now)},
+			},
+			{
+				"the last of two, where it is",
+				[]v1.NodeCondition{foreignBefore, no(before, before), yes(later, before), foreignAfter},
+				pressure.Verdict{Status: pressure.False},
+				[]v1.NodeCondition{foreignBefore, no(before, before), no(now, now), foreignAfter},
+			},
+			{
+				"new, after those of others",
+				[]v1.NodeCondition{foreignBefore, foreignAfter},
+				pressure.Verdict{Status: pressure.False},
+				[]v1.NodeCondition{foreignBefore, foreignAfter, no(now, now)},
+			},
+		} {
+			t.Run(is.String()+"/"+test.name, func(t *testing.T) {
+				test.verdict.Condition = is
+				node := &v1.Node{}
+				node.Status.Conditions = test.had
+				set(t, node, pressureCondition(&test.verdict, at(now).Time))
+				diff(t, "conditions", test.want, node.Status.Conditions, sameTimes())
+			})
+		}
+	}
+}
+
+func TestReadyCondition(t *testing.T) {
+	const now, before = 1000, 500
+	cond := func(status v1.ConditionStatus, message string, transition, heartbeat int) v1.NodeCondition {
+		reason := "KubeletReady"
+		if status == v1.ConditionFalse {
+			reason = "KubeletNotReady"
+		}
+		return v1.NodeCondition{
+			Type: v1.NodeReady, Status: status, Reason: reason, Message: message,
+			LastTransitionTime: at(transition), LastHeartbeatTime: at(heartbeat),
+		}
+	}
+	const well = "kubelet is posting ready status"
+	full := map[string]string{"cpu": "0", "memory": "0", "pods": "0", "ephemeral-storage": "0"}
+	foreign := v1.NodeCondition{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "X", Message: "x", LastTransitionTime: at(before)}
+	for _, test := range []struct {
+		name        string
+		had         []v1.NodeCondition
+		capacity    map[string]string
+		noIsolation bool
+		unhealthy   error
+		want        []v1.NodeCondition
+	}{
+		{"new", nil, full, false, nil, []v1.NodeCondition{cond(v1.ConditionTrue, well, now, now)}},
+		{
+			"no capacity", nil, nil, false, nil,
+			[]v1.NodeCondition{cond(v1.ConditionFalse, "missing node capacity for resources: cpu, memory, pods, ephemeral-storage", now, now)},
+		},
+		{
+			"no capacity, without isolation", nil, nil, true, nil,
+			[]v1.NodeCondition{cond(v1.ConditionFalse, "missing node capacity for resources: cpu, memory, pods", now, now)},
+		},
+		{
+			"one missing", nil,
+			map[string]string{"cpu": "1", "memory": "1", "pods": "1"},
+			false, nil,
+			[]v1.NodeCondition{cond(v1.ConditionFalse, "missing node capacity for resources: ephemeral-storage", now, now)},
+		},
+		{
+			"not missing, as it is not shown", nil,
+			map[string]string{"cpu": "1", "memory": "1", "pods": "1"},
+			true, nil,
+			[]v1.NodeCondition{cond(v1.ConditionTrue, well, now, now)},
+		},
+		{"stays ready", []v1.NodeCondition{cond(v1.ConditionTrue, well, before, before)}, full, false, nil, []v1.NodeCondition{cond(v1.ConditionTrue, well, before, now)}},
+		{
+			"gets unhealthy",
+			[]v1.NodeCondition{cond(v1.ConditionTrue, well, before, before)},
+			full, false, errors.New("sampler is stuck"),
+			[]v1.NodeCondition{cond(v1.ConditionFalse, "sampler is stuck", now, now)},
+		},
+		{
+			"V15: unhealthy for another reason",
+			[]v1.NodeCondition{cond(v1.ConditionFalse, "a", before, before)},
+			full, false, errors.New("b"),
+			[]v1.NodeCondition{cond(v1.ConditionFalse, "b", before, now)},
+		},
+		{"gets well", []v1.NodeCondition{cond(v1.ConditionFalse, "a", before, before)}, full, false, nil, []v1.NodeCondition{cond(v1.ConditionTrue, well, now, now)}},
+		{"foreign words are replaced", []v1.NodeCondition{foreign}, full, false, nil, []v1.NodeCondition{cond(v1.ConditionTrue, well, before, now)}},
+		{
+			"unhealthy before missing", nil,
+			map[string]string{},
+			true, errors.New("sick"),
+			[]v1.NodeCondition{cond(v1.ConditionFalse, "[sick, missing node capacity for resources: cpu, memory, pods]", now, now)},
+		},
+		{
+			"where it is, and nothing else",
+			[]v1.NodeCondition{foreignBefore, cond(v1.ConditionTrue, well, before, before), foreignAfter},
+			full, false, nil,
+			[]v1.NodeCondition{foreignBefore, cond(v1.ConditionTrue, well, before, now), foreignAfter},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			node := &v1.Node{}
+			node.Status.Conditions, node.Status.Capacity = test.had, resources(test.capacity)
+			set(t, node, readyCondition(!test.noIsolation, &Facts{Unhealthy: test.unhealthy}, at(now).Time))
+			diff(t, "conditions", test.want, node.Status.Conditions, sameTimes())
+		})
+	}
+}
+
+// V20 and the rules of the kubelet's NewAggregate.
+func TestAggregate(t *testing.T) {
+	a, b, c := errors.New("a"), errors.New("b"), errors.New("c")
+	for _, test := range []struct {
+		want string
+		errs []error
+	}{
+		{"", nil},
+		{"", []error{nil, nil}},
+		{"a", []error{a}},
+		{"a", []error{nil, a}},
+		{"a", []error{a, errors.New("a")}},
+		{"[a, b]", []error{a, b}},
+		{"[a, b, c]", []error{errors.Join(a, b), errors.Join(errors.Join(b, c), a)}},
+		{"a", []error{errors.Join(a)}},
+		{"[x: a\nb, c]", []error{fmt.Errorf("x: %w", errors.Join(a, b)), c}},
+		{"[a and b, c]", []error{fmt.Errorf("%w and %w", a, b), c}},
+		{"x", []error{noCauses{}}},
+	} {
+		diff(t, fmt.Sprint(test.errs), test.want, aggregate(test.errs...))
+	}
+}
+
+type noCauses struct{}
+
+func (noCauses) Error() string   { return "x" }
+func (noCauses) Unwrap() []error { return nil }
+
+// Every condition ends where the kubelet puts it: Ready is the last of those
+// that the kubelet owns, however often the pipeline runs.
+func TestConditionOrder(t *testing.T) {
+	cfg := Config{NodeName: nodeName, Addresses: testAddresses(), Resources: testResources()}
+	types := func(node *v1.Node) (list []v1.NodeConditionType) {
+		for _, c := range node.Status.Conditions {
+			list = append(list, c.Type)
+		}
+		return list
+	}
+	facts := machineFacts(epoch)
+	node, err := InitialNode(t.Context(), &cfg, &facts, epoch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []v1.NodeConditionType{"MemoryPressure", "DiskPressure", "PIDPressure", "Ready"}
+	diff(t, "new", want, types(node))
+
+	node.Status.Conditions = append(node.Status.Conditions, foreignAfter)
+	for i := range 3 {
+		facts.Verdicts[i].Status = pressure.True
+		set(t, node, func(ctx context.Context, n *v1.Node) error {
+			return apply(ctx, n, setters(&cfg, &facts, epoch.Add(time.Minute)))
+		})
+		diff(t, "existing", append(want[:4:4], foreignAfter.Type), types(node))
+	}
+}

@@ -1,0 +1,80 @@
+package status
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	v1 "k8s.io/api/core/v1"
+)
+
+// Config says what the Node is to say, and how to reach it.
+type Config struct {
+	NodeName string
+	// Nodes is the API. Timeout bounds each call to it, and how long a watch may
+	// take to begin.
+	Nodes   Nodes
+	Timeout time.Duration
+	// Facts returns the present facts. It is called at each pass.
+	Facts func() Facts
+	// Adopt is called when a Node is found that this process did not create,
+	// before anything is posted: what its conditions say is history that the
+	// evaluator does not know. The next call of Facts must take it into account.
+	// It is called again where registration has to be tried again.
+	Adopt func(*v1.Node)
+	// OnFailure is called at each failure to post but the first of a pass: the
+	// connection may be half dead.
+	OnFailure func()
+
+	// Register says whether to create the Node if there is none.
+	Register     bool
+	Registration Registration
+	Addresses    Addresses
+	Resources    Resources
+	// KubeletVersion and Port are shown as the kubelet's.
+	KubeletVersion string
+	Port           int32
+	// Setters run after the built-in ones, in order.
+	Setters []Setter
+
+	// UpdateFrequency is the time between two passes that nothing asked for;
+	// ReportFrequency is the time after which an unchanged status is posted.
+	UpdateFrequency, ReportFrequency time.Duration
+
+	// Logger is silent and Registerer is not used if nil.
+	Logger     *slog.Logger
+	Registerer prometheus.Registerer
+}
+
+func (c *Config) validate() error {
+	switch {
+	case c.NodeName == "":
+		return errors.New("node name is empty")
+	case c.Nodes == nil || c.Facts == nil:
+		return errors.New("nodes and facts must be given")
+	case c.UpdateFrequency <= 0:
+		return fmt.Errorf("update frequency %s is not positive", c.UpdateFrequency)
+	case c.ReportFrequency <= 0:
+		return fmt.Errorf("report frequency %s is not positive", c.ReportFrequency)
+	case c.Timeout <= 0:
+		return fmt.Errorf("timeout %s is not positive", c.Timeout)
+	}
+	return nil
+}
+
+// withDefaults fills in what may be left out, and bounds the calls to the API.
+func (c Config) withDefaults() Config {
+	c.Nodes = boundedNodes{c.Nodes, c.Timeout}
+	if c.Adopt == nil {
+		c.Adopt = func(*v1.Node) {}
+	}
+	if c.OnFailure == nil {
+		c.OnFailure = func() {}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}

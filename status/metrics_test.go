@@ -1,0 +1,113 @@
+package status
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+)
+
+// gather returns every series but the histogram's buckets, without the prefix
+// of the package; a histogram counts as its number of samples.
+func gather(t *testing.T, registry *prometheus.Registry) map[string]float64 {
+	t.Helper()
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	problems, err := promlint.NewWithMetricFamilies(families).Lint()
+	if err != nil || len(problems) > 0 {
+		t.Errorf("lint: %v, %v", problems, err)
+	}
+	series := make(map[string]float64)
+	for _, family := range families {
+		for _, m := range family.GetMetric() {
+			name := strings.TrimPrefix(family.GetName(), "nodeprobe_status_")
+			for _, label := range m.GetLabel() {
+				name += " " + label.GetValue()
+			}
+			series[name] = m.GetCounter().GetValue() + m.GetGauge().GetValue() + float64(m.GetHistogram().GetSampleCount())
+		}
+	}
+	return series
+}
+
+func TestMetrics(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		registry := prometheus.NewPedanticRegistry()
+		cfg := s.config()
+		cfg.Registerer = registry
+		want := map[string]float64{
+			"registrations_total created": 0, "registrations_total adopted": 0, "registrations_total lost": 0, "registrations_total error": 0,
+			"patches_total changed success": 0, "patches_total changed error": 0, "patches_total period success": 0, "patches_total period error": 0,
+			"patch_bytes_total changed": 0, "patch_bytes_total period": 0, "patch_duration_seconds": 0,
+			"held_patches_total": 0, "watch_errors_total": 0, "last_patch_timestamp_seconds": 0,
+		}
+		check := func(when string) {
+			t.Helper()
+			synctest.Wait()
+			for _, c := range s.api.take() {
+				if c.verb == "PATCH" {
+					reason := "patch_bytes_total period"
+					if strings.Contains(c.body, `"reason"`) {
+						reason = "patch_bytes_total changed"
+					}
+					want[reason] += float64(len(c.body))
+				}
+			}
+			diff(t, when, want, gather(t, registry))
+		}
+		s.play(cfg, func() {
+			check("before anything is done")
+
+			s.sleep(5 * time.Second)
+			want["registrations_total created"] = 1
+			want["patches_total period success"] = 1
+			want["patch_duration_seconds"] = 1
+			want["last_patch_timestamp_seconds"] = float64(epoch.UnixMilli()+100) / 1e3
+			check("registered")
+
+			s.judge(pressure.MemoryPressure, true)
+			synctest.Wait()
+			s.judge(pressure.MemoryPressure, false)
+			s.sleep(100 * time.Millisecond)
+			s.judge(pressure.DiskPressure, true)
+			want["patches_total changed success"] = 1
+			want["patch_duration_seconds"] = 2
+			want["held_patches_total"] = 1
+			want["last_patch_timestamp_seconds"] = float64(epoch.Unix() + 5)
+			check("changed")
+
+			s.api.refuse("PATCH", errServer)
+			s.sleep(time.Second)
+			want["patches_total changed error"] = updateAttempts
+			want["patch_duration_seconds"] += updateAttempts
+			check("refused")
+
+			s.api.refuse("PATCH POST", errServer)
+			s.api.remove()
+			s.api.cutWatches(&errServer.ErrStatus)
+			synctest.Wait()
+			want["registrations_total lost"] = 1
+			want["registrations_total error"] = 1
+			want["watch_errors_total"] = 0 // the end of the Node came first
+			check("deleted")
+
+			s.api.put(adopted)
+			s.api.refuse("", nil)
+			s.sleep(time.Second)
+			want["registrations_total adopted"] = 1
+			got := gather(t, registry)
+			diff(t, "adopted", want["registrations_total adopted"], got["registrations_total adopted"])
+			s.api.cutWatches(&errServer.ErrStatus)
+			synctest.Wait()
+			diff(t, "watch errors", 1., gather(t, registry)["watch_errors_total"])
+		})
+	})
+}

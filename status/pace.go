@@ -1,0 +1,85 @@
+package status
+
+import "time"
+
+// reporter decides when an unchanged status is posted all the same: once in a
+// report period, as the kubelet does. After a change, or the first post, the
+// next such post comes at a random time between half and one and a half periods
+// later, so that nodes which changed together do not post together for ever.
+type reporter struct {
+	period time.Duration
+	last   time.Time // of the latest successful post; zero before the first
+	delay  time.Duration
+}
+
+// due says whether the period is over.
+func (r *reporter) due(now time.Time) bool { return r.left(now) <= 0 }
+
+// left is the time until the period is over.
+func (r *reporter) left(now time.Time) time.Duration {
+	if r.last.IsZero() {
+		return 0
+	}
+	return r.period + r.delay - now.Sub(r.last)
+}
+
+// posted notes a post; random is from 0 up to 1.
+func (r *reporter) posted(now time.Time, changed bool, random float64) {
+	r.delay = 0
+	if changed || r.last.IsZero() {
+		r.delay = time.Duration(float64(r.period) * (random - 0.5))
+	}
+	r.last = now
+}
+
+// pacer bounds how fast changes are posted, however fast they come: the first
+// goes out at once, what follows within fold of a post waits and goes out as
+// one, and a token bucket bounds the long run.
+type pacer struct {
+	fold   time.Duration
+	burst  int
+	refill time.Duration // of one token
+
+	tokens int
+	filled time.Time // when tokens was right
+	last   time.Time // of the latest post
+}
+
+func newPacer() pacer {
+	return pacer{fold: 500 * time.Millisecond, burst: 3, refill: 10 * time.Second}
+}
+
+// wait is how long a change must still wait at now; 0 means that it may go out.
+func (p *pacer) wait(now time.Time) time.Duration {
+	if p.last.IsZero() {
+		return 0
+	}
+	p.advance(now)
+	wait := p.fold - now.Sub(p.last)
+	if p.tokens == 0 {
+		wait = max(wait, p.refill-now.Sub(p.filled))
+	}
+	return max(0, wait)
+}
+
+// post takes a token.
+func (p *pacer) post(now time.Time) {
+	if p.last.IsZero() {
+		p.tokens, p.filled = p.burst, now
+	}
+	p.advance(now)
+	if p.tokens == p.burst {
+		p.filled = now
+	}
+	p.tokens = max(0, p.tokens-1)
+	p.last = now
+}
+
+func (p *pacer) advance(now time.Time) {
+	earned := int(now.Sub(p.filled) / p.refill)
+	if earned <= 0 {
+		return
+	}
+	p.tokens = min(p.burst, p.tokens+earned)
+	p.filled = p.filled.Add(time.Duration(earned) * p.refill)
+}

@@ -1,0 +1,111 @@
+package status
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// updateAttempts is how often one pass tries to post, without a pause.
+const updateAttempts = 5
+
+// pass runs the pipeline over the last known Node and posts the difference if
+// it is time to. After a failure nobody knows what the API server has, so that
+// the next attempt, be it in this pass or in a later one, reads the Node first.
+func (u *Updater) pass(ctx context.Context) (wait time.Duration, err error) {
+	paid := false
+	for attempt := range updateAttempts {
+		if wait, err = u.try(ctx, &paid); err == nil || ctx.Err() != nil || apierrors.IsNotFound(err) {
+			return wait, err
+		}
+		u.doubt.Store(true)
+		if attempt > 0 {
+			u.cfg.OnFailure()
+		}
+	}
+	return u.cfg.UpdateFrequency, fmt.Errorf("update node status exceeds retry count: %w", err)
+}
+
+// try makes one attempt to post, and returns how long to wait for the next pass.
+// Of all attempts of a pass only the first is paced; paid says that it was.
+func (u *Updater) try(ctx context.Context, paid *bool) (wait time.Duration, err error) {
+	if err := u.refresh(ctx); err != nil {
+		return 0, err
+	}
+	now := time.Now()
+	facts := u.cfg.Facts()
+	old := u.Node()
+	next := old.DeepCopy()
+	labels := requireLabels(next)
+	u.noteSetters(apply(ctx, next, setters(&u.cfg, &facts, now)))
+	changed := statusChanged(&old.Status, &next.Status) || labels
+
+	if !changed && !u.report.due(now) {
+		u.held = false
+		u.result(nil)
+		return min(u.cfg.UpdateFrequency, u.report.left(now)), nil
+	}
+	// A post for the period's sake is not paced; if it fails, the next one is:
+	// failures are no lighter for the API server.
+	if !*paid && (changed || u.Ready() != nil) {
+		if wait := u.pace.wait(now); wait > 0 {
+			u.hold()
+			return wait, nil
+		}
+		u.pace.post(now)
+		*paid = true
+	}
+	u.held = false
+	if err := u.post(ctx, old, next, changed); err != nil {
+		return 0, err
+	}
+	u.report.posted(now, changed, rand.Float64())
+	u.backoff = registerBackoff{}
+	u.result(nil)
+	return min(u.cfg.UpdateFrequency, u.report.left(now)), nil
+}
+
+// hold counts a change that has to wait, once.
+func (u *Updater) hold() {
+	if !u.held {
+		u.held = true
+		u.metrics.held.Inc()
+	}
+}
+
+// refresh reads the Node if there is doubt about the last known one.
+func (u *Updater) refresh(ctx context.Context) error {
+	if !u.doubt.Swap(false) {
+		return nil
+	}
+	node, err := u.cfg.Nodes.Get(ctx, u.cfg.NodeName)
+	if err != nil {
+		return fmt.Errorf("get node %s: %w", u.cfg.NodeName, err)
+	}
+	u.node.Store(node)
+	return nil
+}
+
+func (u *Updater) post(ctx context.Context, old, next *v1.Node, changed bool) error {
+	patch, err := Patch(old, next)
+	if err != nil {
+		return err
+	}
+	reason := "period"
+	if changed {
+		reason = "changed"
+	}
+	start := time.Now()
+	node, err := u.cfg.Nodes.PatchStatus(ctx, u.cfg.NodeName, patch)
+	u.metrics.patched(reason, len(patch), time.Since(start), err)
+	if err != nil {
+		return fmt.Errorf("patch status of node %s: %w", u.cfg.NodeName, err)
+	}
+	u.node.Store(node)
+	u.log.Debug("patched node status", "node", u.cfg.NodeName, "reason", reason, "bytes", len(patch))
+	return nil
+}

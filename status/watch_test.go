@@ -1,0 +1,320 @@
+package status
+
+import (
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+)
+
+// A Node that is deleted by hand comes back at once, as new.
+func TestDeletedNodeIsRegisteredAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.steady(s.config(), func() {
+			for _, uid := range []string{"uid-2", "uid-3", "uid-4"} {
+				s.sleep(4 * time.Minute) // no watch ends that early
+				s.judge(pressure.MemoryPressure, uid == "uid-3")
+				s.sleep(time.Second)
+				s.api.take()
+				s.logs.with()
+				deleted := time.Now()
+				s.api.remove()
+				calls := s.api.take()
+				if verbs(calls) != "POST PATCH" || !calls[1].at.Equal(deleted) {
+					t.Fatalf("calls %v", calls)
+				}
+				owner, _ := s.Owner(t.Context())
+				diff(t, "owner", uid, string(owner.UID))
+				diff(t, "ready", nil, s.Ready())
+				diff(t, "logs", []string{
+					`level=ERROR msg="node status is not posted" node=node-1 err="node was deleted; it is to be registered again"`,
+					`level=INFO msg="node is registered" node=node-1 how=created uid=` + uid,
+					`level=INFO msg="node status is posted" node=node-1`,
+				}, s.logs.with("level"))
+			}
+			diff(t, "condition", v1.ConditionFalse, s.condition("MemoryPressure").Status)
+		})
+	})
+}
+
+// Without a watch the next patch finds out, and so does Recheck.
+func TestDeletedNodeWithoutWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.api.refuse("WATCH", errForbidden)
+		s.steady(s.config(), func() {
+			s.api.remove()
+			s.sleep(20 * time.Second)
+			s.api.took(t, "nobody knows", "")
+			s.Wake()
+			s.api.took(t, "a wake-up does not ask", "")
+			s.judge(pressure.MemoryPressure, true)
+			s.sleep(time.Second)
+			s.api.took(t, "a patch", "PATCH POST PATCH")
+			s.sleep(time.Minute)
+
+			s.api.remove()
+			s.Recheck()
+			s.sleep(time.Second)
+			s.api.took(t, "recheck", "GET POST PATCH")
+			diff(t, "uid", "uid-3", string(s.Node().UID))
+			s.Recheck()
+			s.api.took(t, "recheck of a Node that is there", "GET")
+		})
+	})
+}
+
+// A watch that is forbidden costs only that: it is asked for now and then, said
+// once, and the Node is not read instead.
+func TestForbiddenWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.api.refuse("WATCH", errForbidden)
+		s.steady(s.config(), func() {
+			s.sleep(2 * time.Hour)
+			if n := len(s.api.watches()); n > 13 {
+				t.Errorf("%d watches in 2 hours", n)
+			}
+			for _, c := range s.api.take() {
+				if c.verb != "PATCH" {
+					t.Errorf("%s at %v", c.verb, c.at)
+				}
+			}
+			diff(t, "logs", []string{
+				`level=WARN msg="watch of the node ended" node=node-1 err="watch node node-1: nodes \"node-1\" is forbidden: no"`,
+			}, s.logs.with("WARN", "ERROR"))
+			// What others write is seen all the same.
+			s.api.put(func(n *v1.Node) { n.Status.Conditions[0].Status = v1.ConditionUnknown })
+			s.judge(pressure.DiskPressure, true)
+			s.api.took(t, "the answer to a patch shows it", "PATCH")
+			s.sleep(10 * time.Second)
+			s.api.took(t, "and it is mended", "PATCH")
+			diff(t, "condition", v1.ConditionFalse, s.condition("MemoryPressure").Status)
+		})
+	})
+}
+
+// What others write is kept, unless it is ours to say.
+func TestForeignWrites(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.steady(s.config(), func() {
+			s.sleep(time.Minute)
+			s.api.put(func(n *v1.Node) {
+				n.Status.Conditions = append([]v1.NodeCondition{foreignBefore}, n.Status.Conditions...)
+				n.Spec.Unschedulable = true
+				n.Labels["a"] = "b"
+				n.Status.Capacity["example.com/x"] = resources(map[string]string{"x": "3"})["x"]
+			})
+			calls := s.api.take()
+			if verbs(calls) != "PATCH" || !strings.Contains(calls[0].body, `"allocatable":{"example.com/x":"3"}`) {
+				t.Errorf("a resource of others is not given to pods: %v", calls)
+			}
+			s.sleep(time.Second)
+			s.api.take()
+			s.api.put(func(n *v1.Node) { n.Labels["c"] = "d" })
+			s.api.took(t, "nothing of ours", "")
+			diff(t, "last known Node", s.api.current(), s.Node())
+
+			// The node lifecycle controller gives up on a node that it does not
+			// hear from.
+			s.api.put(func(n *v1.Node) {
+				for i := range n.Status.Conditions[1:] {
+					c := &n.Status.Conditions[i+1]
+					c.Status, c.Reason, c.Message = v1.ConditionUnknown, "NodeStatusUnknown", "Kubelet stopped posting node status."
+					c.LastTransitionTime = metav1.Now()
+				}
+			})
+			s.api.took(t, "marked unknown", "PATCH")
+			for _, c := range s.api.current().Status.Conditions[1:] {
+				if c.Status == v1.ConditionUnknown || c.Reason == "NodeStatusUnknown" || !c.LastTransitionTime.Equal(new(at(62))) {
+					t.Errorf("%v", c)
+				}
+			}
+			n := s.api.current()
+			if !n.Spec.Unschedulable || n.Labels["a"] != "b" || n.Status.Conditions[0] != foreignBefore {
+				t.Errorf("what is somebody else's has changed: %v", n)
+			}
+		})
+	})
+}
+
+// Of what the watch shows only what is newer counts: not the echo of our own
+// patches, not the past of a Node that is there again.
+func TestSighted(t *testing.T) {
+	node := func(version string) *v1.Node {
+		return &v1.Node{ObjectMeta: metav1.ObjectMeta{UID: "uid-2", ResourceVersion: version}}
+	}
+	for _, test := range []struct {
+		name    string
+		sight   sighting
+		news    bool
+		version string // of the last known Node; "" if it is gone
+	}{
+		{"newer", sighting{node: node("42")}, true, "42"},
+		{"newer, with more digits", sighting{node: node("100")}, true, "100"},
+		{"echo", sighting{node: node("41")}, false, "41"},
+		{"older", sighting{node: node("9")}, false, "41"},
+		{"not a number", sighting{node: node("x")}, true, "x"},
+		{"gone", sighting{gone: "uid-2"}, true, ""},
+		{"gone before it was registered again", sighting{gone: "uid-1"}, false, "41"},
+	} {
+		u, err := New(newScene(t).config())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if u.sighted(test.sight) {
+			t.Errorf("%s: news although no Node is known", test.name)
+		}
+		u.node.Store(node("41"))
+		diff(t, test.name, test.news, u.sighted(test.sight))
+		version := ""
+		if n := u.Node(); n != nil {
+			version = n.ResourceVersion
+		}
+		diff(t, test.name, test.version, version)
+	}
+}
+
+// A watch goes on where the last one ended, be that a bookmark.
+func TestWatchGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.steady(s.config(), func() {
+			s.api.edit(func() { s.api.version = 1000 }) // other nodes' changes
+			s.api.bookmark()
+			s.api.take()
+			s.sleep(11 * time.Minute)
+			for i, from := range s.api.watches() {
+				if version, err := strconv.Atoi(from); err != nil || version < 1000 {
+					t.Errorf("watch %d is from %s, want from 1000 or what was posted since", i, from)
+				}
+			}
+			s.judge(pressure.DiskPressure, true) // no patch for the period's sake in the next 2.5 minutes
+			s.sleep(time.Second)
+			s.api.take()
+			s.api.cutWatches(nil)
+			s.api.put(func(n *v1.Node) { n.Status.Conditions[3].Status = v1.ConditionUnknown })
+			s.sleep(5 * time.Second)
+			s.api.took(t, "what happened between two watches", "PATCH")
+			diff(t, "condition", v1.ConditionTrue, s.condition("Ready").Status)
+			s.api.cutWatches(nil)
+			s.api.remove()
+			s.sleep(10 * time.Second)
+			s.api.took(t, "deleted between two watches", "POST PATCH")
+			diff(t, "errors", []string(nil), s.logs.with("WARN"))
+		})
+	})
+}
+
+// Where the history is gone, the Node is read once, and watched from now on.
+func TestWatchExpires(t *testing.T) {
+	for _, deleted := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newScene(t)
+			s.steady(s.config(), func() {
+				s.sleep(20 * time.Second)
+				s.api.take()
+				s.api.cutWatches(nil)
+				if deleted {
+					s.api.remove()
+				}
+				s.api.edit(func() { s.api.version, s.api.compacted = 2000, 2000 })
+				s.sleep(2 * time.Second)
+				want := "GET"
+				if deleted {
+					want = "GET POST PATCH"
+				}
+				s.api.took(t, "expired", want)
+				diff(t, "ready", nil, s.Ready())
+				s.sleep(time.Minute)
+				s.api.took(t, "a minute of peace", "")
+				s.api.put(func(n *v1.Node) { n.Status.Conditions[3].Status = v1.ConditionUnknown })
+				s.api.took(t, "watched again", "PATCH")
+				s.sleep(time.Hour)
+				for _, c := range s.api.take() {
+					if c.verb != "PATCH" {
+						t.Errorf("%s at %v", c.verb, c.at)
+					}
+				}
+			})
+		})
+	}
+}
+
+// A server that does not begin a watch, and a connection that dies without a
+// word, are noticed by the clock.
+func TestSilentWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.api.edit(func() { s.api.hang = "WATCH" })
+		s.steady(s.config(), func() {
+			s.sleep(10 * time.Second)
+			diff(t, "logs", []string{
+				`level=WARN msg="watch of the node ended" node=node-1 err="watch node node-1: the API server is silent"`,
+			}, s.logs.with("WARN"))
+			s.api.edit(func() { s.api.hang = "" })
+			s.sleep(2 * time.Second)
+			s.api.edit(func() {
+				for _, stream := range s.api.streams {
+					stream.mute = true
+				}
+			})
+			s.api.take()
+			s.sleep(watchMost + 15*time.Second)
+			if len(s.api.watches()) == 0 {
+				t.Error("a watch that died without a word is not replaced")
+			}
+			s.api.put(func(n *v1.Node) { n.Status.Conditions[3].Status = v1.ConditionUnknown })
+			s.sleep(5 * time.Second) // there may be a second between two watches
+			diff(t, "mended", v1.ConditionTrue, s.condition("Ready").Status)
+		})
+	})
+}
+
+// Watches that fail at once are tried less and less often; one that lasted is
+// followed by the next.
+func TestNextWatch(t *testing.T) {
+	var waits []time.Duration
+	var wait time.Duration
+	for range 9 {
+		wait = nextWatch(wait, 0)
+		waits = append(waits, wait.Round(time.Second))
+	}
+	if !slices.IsSorted(waits[:6]) || waits[0] != time.Second || waits[8] != time.Minute {
+		t.Errorf("waits %v", waits)
+	}
+	if got := nextWatch(wait, time.Minute); got > 1200*time.Millisecond {
+		t.Errorf("%v after a watch that lasted", got)
+	}
+}
+
+// Errors within a watch count and are told apart by what they say.
+func TestWatchErrors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.steady(s.config(), func() {
+			for range 3 {
+				s.api.cutWatches(&errServer.ErrStatus)
+				s.sleep(5 * time.Second)
+			}
+			s.api.took(t, "no reason to read the Node", "")
+			lines := s.logs.with("WARN")
+			if len(lines) != 1 {
+				t.Errorf("logs %q, want one line", lines)
+			}
+			if _, err := s.watchOnce(t.Context(), "x", nil); !apierrors.IsBadRequest(err) {
+				t.Errorf("watch from nowhere: %v", err)
+			}
+		})
+	})
+}
