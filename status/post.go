@@ -2,6 +2,7 @@ package status
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
@@ -51,7 +52,7 @@ func (u *Updater) try(ctx context.Context, paid *bool) (wait time.Duration, err 
 	}
 	// A post for the period's sake is not paced; if it fails, the next one is:
 	// failures are no lighter for the API server.
-	if !*paid && (changed || u.Ready() != nil) {
+	if !*paid && (changed || u.failing()) {
 		if wait := u.pace.wait(now); wait > 0 {
 			u.hold()
 			return wait, nil
@@ -67,6 +68,12 @@ func (u *Updater) try(ctx context.Context, paid *bool) (wait time.Duration, err 
 	u.backoff = registerBackoff{}
 	u.result(nil)
 	return min(u.cfg.UpdateFrequency, u.report.left(now)), nil
+}
+
+// failing says whether the latest pass failed.
+func (u *Updater) failing() bool {
+	err := u.Ready()
+	return err != nil && !errors.Is(err, errNotRegistered) && !errors.Is(err, errLost)
 }
 
 // hold counts a change that has to wait, once.

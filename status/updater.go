@@ -21,16 +21,19 @@ type Updater struct {
 
 	poke  chan struct{}
 	known chan struct{}           // the Node became known: there is something to watch
+	once  sync.Once               // closes registered
 	node  atomic.Pointer[v1.Node] // last known; written by Run alone, and never changed once stored
 	doubt atomic.Bool             // node may be out of date: read it before the next post
 	ok    atomic.Pointer[error]   // of the latest pass
+
+	registered chan struct{} // closed when the Node becomes known for the first time
 
 	// Owned by Run.
 	report        reporter
 	pace          pacer
 	backoff       registerBackoff
-	logged        string
-	settersLogged string
+	logged        noted
+	settersLogged noted
 	held          bool
 }
 
@@ -43,10 +46,12 @@ func New(cfg Config) (*Updater, error) {
 	u := &Updater{
 		cfg: cfg, log: cfg.Logger, metrics: newMetrics(cfg.Registerer),
 		poke: make(chan struct{}, 1), known: make(chan struct{}, 1),
-		report: reporter{period: cfg.ReportFrequency}, pace: newPacer(),
+		registered: make(chan struct{}),
+		report:     reporter{period: cfg.ReportFrequency}, pace: newPacer(),
+		logged: noted{}, settersLogged: noted{},
 	}
 	u.ok.Store(&errNotRegistered)
-	u.logged = errNotRegistered.Error()
+	u.logged.news(errNotRegistered)
 	return u, nil
 }
 
@@ -77,9 +82,14 @@ func (u *Updater) Ready() error { return *u.ok.Load() }
 // not change it.
 func (u *Updater) Node() *v1.Node { return u.node.Load() }
 
-// Owner returns a reference to the Node, for the Lease. Its error satisfies
-// apierrors.IsNotFound while there is no Node.
-func (u *Updater) Owner(context.Context) (metav1.OwnerReference, error) {
+// Owner returns a reference to the Node, for the Lease. It waits for the first
+// registration until ctx ends, so that the Lease follows the Node at once. Its
+// error satisfies apierrors.IsNotFound while there is no Node.
+func (u *Updater) Owner(ctx context.Context) (metav1.OwnerReference, error) {
+	select {
+	case <-u.registered:
+	case <-ctx.Done():
+	}
 	node := u.Node()
 	if node == nil {
 		return metav1.OwnerReference{}, apierrors.NewNotFound(v1.Resource("nodes"), u.cfg.NodeName)
@@ -157,6 +167,7 @@ func (u *Updater) step(ctx context.Context) time.Duration {
 			u.failed(ctx, err)
 			return u.backoff.step()
 		}
+		u.once.Do(func() { close(u.registered) })
 		select {
 		case u.known <- struct{}{}:
 		default:
@@ -184,7 +195,7 @@ func (u *Updater) failed(ctx context.Context, err error) {
 func (u *Updater) result(err error) {
 	u.ok.Store(&err)
 	switch {
-	case !news(&u.logged, err):
+	case !u.logged.news(err):
 	case err != nil:
 		u.log.Error("node status is not posted", "node", u.cfg.NodeName, "err", err)
 	default:
@@ -196,7 +207,7 @@ func (u *Updater) result(err error) {
 // is posted all the same.
 func (u *Updater) noteSetters(err error) {
 	switch {
-	case !news(&u.settersLogged, err):
+	case !u.settersLogged.news(err):
 	case err != nil:
 		u.log.Warn("part of the node's status could not be set", "node", u.cfg.NodeName, "err", err)
 	default:
@@ -204,13 +215,23 @@ func (u *Updater) noteSetters(err error) {
 	}
 }
 
-// news says whether err reads differently from the one noted last, and notes it.
-func news(noted *string, err error) bool {
-	text := ""
-	if err != nil {
-		text = err.Error()
+// noted is what has gone wrong since all was well. One fault may show in several
+// errors by turns, such as a connection that breaks at another point each time.
+type noted map[string]struct{}
+
+// news says whether err has not been noted yet, and notes it. That all is well
+// is news if something has gone wrong before.
+func (n noted) news(err error) bool {
+	if err == nil {
+		bad := len(n) > 0
+		clear(n)
+		return bad
 	}
-	changed := text != *noted
-	*noted = text
-	return changed
+	const most = 32 // texts that never repeat are not worth a line each
+	text := err.Error()
+	if _, known := n[text]; known || len(n) == most {
+		return false
+	}
+	n[text] = struct{}{}
+	return true
 }

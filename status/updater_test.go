@@ -25,10 +25,12 @@ func TestFirstSyncPatches(t *testing.T) {
 			if err := s.Ready(); !errors.Is(err, errNotRegistered) {
 				t.Errorf("ready before anything was done: %v", err)
 			}
-			if _, err := s.Owner(t.Context()); !apierrors.IsNotFound(err) {
+			impatient, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			if _, err := s.Owner(impatient); !apierrors.IsNotFound(err) {
 				t.Errorf("owner of a Node that is not there: %v", err)
 			}
-			s.sleep(99 * time.Millisecond)
+			s.sleep(49 * time.Millisecond)
 			s.api.took(t, "before the first back-off is over", "")
 			s.sleep(time.Millisecond)
 			s.api.took(t, "after it", "POST PATCH")

@@ -44,7 +44,8 @@ type sighting struct {
 // show what others have written.
 func (u *Updater) watchNode(ctx context.Context, seen chan<- sighting) {
 	var wait time.Duration
-	var from, logged string // from is where the next watch goes on; "" is the Node's version
+	logged := noted{}
+	var from string // from is where the next watch goes on; "" is the Node's version
 	for {
 		select {
 		case <-ctx.Done():
@@ -68,7 +69,7 @@ func (u *Updater) watchNode(ctx context.Context, seen chan<- sighting) {
 			return
 		}
 		wait = nextWatch(wait, time.Since(start))
-		if news(&logged, err) && err != nil {
+		if logged.news(err) && err != nil {
 			u.log.Warn("watch of the node ended", "node", u.cfg.NodeName, "err", err)
 		}
 		if err == nil {

@@ -90,7 +90,7 @@ func (d *daemon) own(cfg *config, p *policy) error {
 		Healthy:    d.sampler.Healthy,
 		Owner:      d.updater.Owner,
 		OnFailure:  client.reconnect,
-		OnLost:     d.updater.Wake,
+		OnLost:     d.updater.Recheck,
 		Logger:     d.log,
 		Registerer: d.registry,
 	})
