@@ -38,6 +38,7 @@ vet:
 lint: ## golangci-lint, with the import graph as rules
 	@test -x $(CACHE)/lint/golangci-lint || GOBIN=$(CACHE)/lint go install $(LINTER)
 	$(CACHE)/lint/golangci-lint run ./...
+	cd test && $(CACHE)/lint/golangci-lint run --disable depguard ./...
 
 check: lint test ## what CI runs
 	go mod tidy -diff && go -C test mod tidy -diff

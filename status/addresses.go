@@ -228,9 +228,7 @@ func (a *Addresses) validate(ip net.IP) error {
 // withMachine fills in the functions that are not set.
 func (a Addresses) withMachine() Addresses {
 	if a.Lookup == nil {
-		a.Lookup = func(ctx context.Context, name string) ([]net.IP, error) {
-			return net.DefaultResolver.LookupIP(ctx, "ip", name)
-		}
+		a.Lookup = machineLookup
 	}
 	if a.DefaultRoute == nil {
 		a.DefaultRoute = utilnet.ResolveBindAddress
@@ -239,4 +237,28 @@ func (a Addresses) withMachine() Addresses {
 		a.Interfaces = net.InterfaceAddrs
 	}
 	return a
+}
+
+func machineLookup(ctx context.Context, name string) ([]net.IP, error) {
+	return net.DefaultResolver.LookupIP(ctx, "ip", name)
+}
+
+// lookupInterval is how long an answer of the name servers serves. Without it,
+// every pass would ask them, and a change could be posted only after they have
+// answered.
+const lookupInterval = time.Minute
+
+// rarely returns lookup for one name, with answers up to lookupInterval old. It
+// is for one goroutine at a time.
+func rarely(lookup func(context.Context, string) ([]net.IP, error)) func(context.Context, string) ([]net.IP, error) {
+	var asked time.Time
+	var ips []net.IP
+	var err error
+	return func(ctx context.Context, name string) ([]net.IP, error) {
+		if asked.IsZero() || time.Since(asked) >= lookupInterval {
+			ips, err = lookup(ctx, name)
+			asked = time.Now()
+		}
+		return ips, err
+	}
 }

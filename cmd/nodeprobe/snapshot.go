@@ -68,6 +68,12 @@ func snapshot(ctx context.Context, stdout, stderr io.Writer, cfg *config, p *pol
 		Node:     node,
 	}
 	out.Snapshot.Errors = append(out.Snapshot.Errors, hookErrors(sensor.Hooks())...)
+	if err := p.resources.Check(&facts.Snapshot.Capacity); err != nil {
+		out.Snapshot.Errors = append(out.Snapshot.Errors, errorView{Source: "resources", Error: err.Error()})
+	}
+	// That the Node would lack something, such as an address on a machine
+	// without a network, does not mean that the machine could not be read.
+	incomplete := len(out.Snapshot.Errors) > 0
 	if nodeErr != nil {
 		out.Snapshot.Errors = append(out.Snapshot.Errors, errorView{Source: "node", Error: nodeErr.Error()})
 	}
@@ -77,7 +83,7 @@ func snapshot(ctx context.Context, stdout, stderr io.Writer, cfg *config, p *pol
 	for _, err := range checkThresholds(p.thresholds, &facts.Snapshot) {
 		fmt.Fprintf(stderr, "nodeprobe: %v\n", err)
 	}
-	if len(out.Snapshot.Errors) > 0 {
+	if incomplete {
 		return &exitError{exitIncomplete, errors.New("not everything could be read; see the errors in the output")}
 	}
 	return nil
@@ -90,7 +96,7 @@ func previewNode(ctx context.Context, cfg *config, p *policy, facts *status.Fact
 	defer cancel()
 	node, err := status.InitialNode(ctx, &nodeCfg, facts, facts.Snapshot.Time)
 	node.APIVersion, node.Kind = "v1", "Node"
-	return node, errors.Join(err, p.resources.Check(&facts.Snapshot.Capacity))
+	return node, err
 }
 
 // hookErrors returns an entry for each kernel signal that is missing although

@@ -146,7 +146,7 @@ func TestSnapshotExitCodes(t *testing.T) {
 		{
 			name: "more reserved than there is", fields: "systemReserved: {memory: 9Gi}\n",
 			code: exitIncomplete, stderr: "nodeprobe: not everything could be read; see the errors in the output\n",
-			stdout: []string{`! node: invalid Node Allocatable configuration. Resource "memory" has a reservation of 9316Mi but capacity of 8Gi. Expected capacity >= reservation.` + "\n"},
+			stdout: []string{`! resources: invalid Node Allocatable configuration. Resource "memory" has a reservation of 9316Mi but capacity of 8Gi. Expected capacity >= reservation.` + "\n"},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
