@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -220,8 +221,8 @@ func (cp *ControlPlane) Stop() error {
 // stopProcesses is Stop without removing anything: after a failed test the logs
 // are wanted.
 func (cp *ControlPlane) stopProcesses() {
-	for i := len(components) - 1; i >= 0; i-- {
-		cp.halt(components[i])
+	for _, c := range slices.Backward(components) {
+		cp.halt(c)
 	}
 }
 

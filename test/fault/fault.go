@@ -3,6 +3,7 @@ package fault
 import (
 	"crypto/tls"
 	"encoding/json"
+	"maps"
 	"math"
 	"net"
 	"net/http"
@@ -119,9 +120,7 @@ func CutAnswer() Fault {
 	return Fault{"cut answer", func(_ *Proxy, w http.ResponseWriter, r *http.Request, forward http.Handler) {
 		whole := httptest.NewRecorder()
 		forward.ServeHTTP(whole, r)
-		for name, values := range whole.Header() {
-			w.Header()[name] = values
-		}
+		maps.Copy(w.Header(), whole.Header())
 		w.Header().Set("Content-Length", strconv.Itoa(whole.Body.Len()))
 		w.WriteHeader(whole.Code)
 		// Neither fails unless the client is gone, which is what is wanted.

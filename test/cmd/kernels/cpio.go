@@ -38,9 +38,7 @@ func writeCPIO(w io.Writer, files []file, directories []string) error {
 		// device in two numbers each, length of the name, checksum.
 		header := fmt.Sprintf("070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x",
 			inode, mode, 0, 0, 1, 0, len(data), 0, 0, 0, 0, len(name)+1, 0)
-		fmt.Fprintf(buf, "%s%s\x00%s", header, name, padding(len(header)+len(name)+1))
-		buf.Write(data)
-		buf.WriteString(padding(len(data)))
+		fmt.Fprintf(buf, "%s%s\x00%s%s%s", header, name, padding(len(header)+len(name)+1), data, padding(len(data)))
 	}
 
 	var made []string
