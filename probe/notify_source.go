@@ -2,6 +2,7 @@ package probe
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -85,6 +86,12 @@ func (s *stallSource) openIn(procfs string) (int, string, error) {
 	if err != nil {
 		return -1, "", &fs.PathError{Op: "open", Path: path, Err: err}
 	}
+	// What follows writes, and a copy of somebody's /proc is not to be changed.
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(fd, &st); err != nil || st.Type != unix.PROC_SUPER_MAGIC {
+		unix.Close(fd)
+		return -1, "", &fs.PathError{Op: "set trigger on", Path: path, Err: cmp.Or(err, errNotProcfs)}
+	}
 	for _, window := range stallWindows {
 		threshold := max(1, int64(s.trigger.Share*float64(window.Microseconds())))
 		// The kernel puts a NUL in the place of the last byte.
@@ -100,7 +107,10 @@ func (s *stallSource) openIn(procfs string) (int, string, error) {
 	return -1, "", &fs.PathError{Op: "set trigger on", Path: path, Err: err}
 }
 
-var errPolled = errors.New("poll reports an error")
+var (
+	errPolled    = errors.New("poll reports an error")
+	errNotProcfs = errors.New("not on procfs")
+)
 
 func (s *stallSource) heard(_ int, revents int16) (bool, error) {
 	if revents&unix.POLLPRI == 0 || revents&(unix.POLLERR|unix.POLLHUP|unix.POLLNVAL) != 0 {
@@ -113,6 +123,8 @@ func (s *stallSource) stale(int) bool { return false }
 
 func (s *stallSource) remedy(err error) string {
 	switch {
+	case errors.Is(err, errNotProcfs):
+		return "mount the host's /proc at --path.procfs"
 	case errors.Is(err, unix.ENOENT):
 		return "run a kernel with CONFIG_PSI, and psi=1 on its command line if it is off by default"
 	case errors.Is(err, unix.EOPNOTSUPP):

@@ -224,3 +224,31 @@ func TestNotifierPollFails(t *testing.T) {
 		t.Error("Run left its eventfd behind")
 	}
 }
+
+// A trigger is set by writing, and a file that only looks like the kernel's is
+// somebody's data.
+func TestNotifierLeavesCopiesAlone(t *testing.T) {
+	dir := t.TempDir()
+	const content = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
+	for _, name := range []string{"memory", "io"} {
+		path := filepath.Join(dir, "pressure", name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n, err := NewNotifier(NotifierConfig{Procfs: dir, Sysfs: dir})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range n.Sources() {
+		if s.Active || (s.Cause == NotifyMemoryStall && !errors.Is(s.Err, errNotProcfs)) {
+			t.Errorf("%+v", s)
+		}
+	}
+	if got, err := os.ReadFile(filepath.Join(dir, "pressure/memory")); err != nil || string(got) != content {
+		t.Errorf("the file holds %q now, %v", got, err)
+	}
+}

@@ -45,15 +45,21 @@ type Cause uint8
 
 // The causes.
 const (
-	CauseTick  Cause = iota // the interval is over
-	CauseEvent              // the kernel reported something
-	CauseView               // somebody is looking at a live table
+	CauseTick   Cause = iota // the interval is over
+	CauseNear                // observe asked for it: a limit is near
+	CauseEvent               // a BPF program reported something
+	CauseStall               // tasks stall on a resource
+	CauseMounts              // a filesystem was mounted, unmounted or remounted
+	CauseCgroup              // the pods' cgroup ran into a limit
+	CauseView                // somebody is looking at a live table
 
 	numCauses = int(iota)
 )
 
 // String returns the name used in metrics.
-func (c Cause) String() string { return [numCauses]string{"tick", "event", "view"}[c] }
+func (c Cause) String() string {
+	return [numCauses]string{"tick", "near", "event", "stall", "mounts", "cgroup", "view"}[c]
+}
 
 // machineInterval is how often the facts are re-read that rarely change. Their
 // files are opened anew each time, which makes them several times dearer than a
@@ -243,26 +249,37 @@ func (s *Sampler) Wake(cause Cause) {
 }
 
 // Run samples at once, then at each interval and each Wake, and gives every
-// Snapshot to observe, which must not keep the pointer. It returns when ctx
-// ends, with its cause.
-func (s *Sampler) Run(ctx context.Context, observe func(*Snapshot)) error {
+// Snapshot to observe, which must not keep the pointer. What observe returns is
+// when it wants the next one at the latest, if that is before the interval is
+// over; 0 for no wish. Run returns when ctx ends, with its cause.
+func (s *Sampler) Run(ctx context.Context, observe func(*Snapshot) (next time.Duration)) error {
 	s.mu.Lock()
 	s.started = time.Now()
 	s.mu.Unlock()
-	ticker := time.NewTicker(s.cfg.Interval)
-	defer ticker.Stop()
+	timer := time.NewTimer(s.cfg.Interval)
+	defer timer.Stop()
 	for cause := CauseTick; ; {
 		s.metrics.wakeups[cause].Inc()
-		observe(s.Sample())
+		snap := s.Sample()
+		next, due := observe(snap), CauseNear
+		if next <= 0 || next >= s.cfg.Interval {
+			next, due = s.cfg.Interval, CauseTick
+		}
+		// Counted from where the sample began, but a machine that is slow to
+		// answer is not asked all the time.
+		timer.Reset(max(next-snap.Took, min(next, leastPause)))
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
-		case <-ticker.C:
-			cause = CauseTick
+		case <-timer.C:
+			cause = due
 		case cause = <-s.wake:
 		}
 	}
 }
+
+// leastPause is the least time from the end of a sample to the next tick.
+const leastPause = 100 * time.Millisecond
 
 // Last returns the latest Snapshot, and false before the first one.
 func (s *Sampler) Last() (Snapshot, bool) {

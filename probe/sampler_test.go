@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -50,7 +51,7 @@ func runTest(t *testing.T, test func(s *Sampler, samples func() int64), change .
 		ctx, cancel := context.WithCancelCause(t.Context())
 		var samples atomic.Int64
 		done := make(chan error)
-		go func() { done <- s.Run(ctx, func(*Snapshot) { samples.Add(1) }) }()
+		go func() { done <- s.Run(ctx, func(*Snapshot) time.Duration { samples.Add(1); return 0 }) }()
 		test(s, func() int64 { synctest.Wait(); return samples.Load() })
 		cancel(io.EOF)
 		if err := <-done; !errors.Is(err, io.EOF) {
@@ -95,7 +96,7 @@ func TestWakeDuringSample(t *testing.T) {
 		defer s.Close()
 		ctx, cancel := context.WithCancel(t.Context())
 		var samples int
-		err := s.Run(ctx, func(*Snapshot) {
+		err := s.Run(ctx, func(*Snapshot) time.Duration {
 			samples++
 			if samples == 1 {
 				for range 1000 {
@@ -103,10 +104,53 @@ func TestWakeDuringSample(t *testing.T) {
 				}
 				time.AfterFunc(time.Second, cancel)
 			}
+			return 0
 		})
 		if samples != 2 || !errors.Is(err, context.Canceled) {
 			t.Errorf("%d samples, %v; want 2", samples, err)
 		}
+	})
+}
+
+// A limit that is near may not wait for the interval, and one that is far does
+// not make it longer.
+func TestRunSamplesWhenWished(t *testing.T) {
+	n := fullMachine.boot(t)
+	reg := prometheus.NewRegistry()
+	synctest.Test(t, func(t *testing.T) {
+		s := n.sampler(t, func(c *Config) { c.Registerer = reg })
+		defer s.Close()
+		ctx, cancel := context.WithCancel(t.Context())
+		wishes := []time.Duration{100 * time.Millisecond, time.Second, 0, -1, time.Hour, 10 * time.Second}
+		var begun time.Time
+		var waited []time.Duration
+		err := s.Run(ctx, func(*Snapshot) time.Duration {
+			if !begun.IsZero() {
+				waited = append(waited, time.Since(begun))
+			}
+			if begun = time.Now(); len(waited) == len(wishes) {
+				cancel()
+				return 0
+			}
+			return wishes[len(waited)]
+		})
+		const interval = 10 * time.Second
+		want := []time.Duration{100 * time.Millisecond, time.Second, interval, interval, interval, interval}
+		if d := cmp.Diff(want, waited); d != "" || !errors.Is(err, context.Canceled) {
+			t.Errorf("%v; waited (-want +got):\n%s", err, d)
+		}
+	})
+	want := []string{`nodeprobe_sampler_wakeups_total{cause="near"} 2`, `nodeprobe_sampler_wakeups_total{cause="tick"} 5`}
+	if d := cmp.Diff(want, counted(t, reg)); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+}
+
+// counted returns the causes that there have been wake-ups for.
+func counted(t *testing.T, reg *prometheus.Registry) []string {
+	t.Helper()
+	return slices.DeleteFunc(scrape(t, reg, "nodeprobe_sampler_wakeups_total"), func(line string) bool {
+		return strings.HasSuffix(line, " 0")
 	})
 }
 
@@ -126,7 +170,7 @@ func TestRunCountsWakeups(t *testing.T) {
 		`nodeprobe_sampler_wakeups_total{cause="tick"} 3`,
 		`nodeprobe_sampler_wakeups_total{cause="view"} 1`,
 	}
-	if d := cmp.Diff(want, scrape(t, reg, "nodeprobe_sampler_wakeups_total")); d != "" {
+	if d := cmp.Diff(want, counted(t, reg)); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
 }
@@ -160,7 +204,7 @@ func TestHealthyBeforeFirstSample(t *testing.T) {
 		defer s.Close()
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)
-		go func() { done <- s.Run(ctx, func(*Snapshot) {}) }()
+		go func() { done <- s.Run(ctx, func(*Snapshot) time.Duration { return 0 }) }()
 		time.Sleep(time.Second)
 		if err := s.Healthy(); !errors.Is(err, errNoSample) {
 			t.Errorf("after 1 s: %v", err)
@@ -170,6 +214,7 @@ func TestHealthyBeforeFirstSample(t *testing.T) {
 			t.Errorf("after 1 min: %v", err)
 		}
 		close(kernel)
+		time.Sleep(leastPause)
 		synctest.Wait()
 		checkError(t, s.Healthy(), nil)
 		cancel()
@@ -241,7 +286,7 @@ func TestConcurrentUse(t *testing.T) {
 	s := fullMachine.boot(t).sampler(t, func(c *Config) { c.Registerer, c.Interval = reg, time.Millisecond })
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error)
-	go func() { done <- s.Run(ctx, func(*Snapshot) {}) }()
+	go func() { done <- s.Run(ctx, func(*Snapshot) time.Duration { return 0 }) }()
 	for range 100 {
 		s.Wake(CauseEvent)
 		s.Last()

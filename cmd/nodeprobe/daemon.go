@@ -24,6 +24,7 @@ import (
 type daemon struct {
 	sensor      *bpf.Sensor
 	sampler     *probe.Sampler
+	notifier    *probe.Notifier
 	monitor     *monitor
 	thresholds  []pressure.Threshold
 	updater     *status.Updater        // nil unless the mode is own
@@ -31,6 +32,8 @@ type daemon struct {
 	resources   *status.Resources      // nil unless the mode is own
 	registry    *prometheus.Registry
 	log         *slog.Logger
+
+	refreshed time.Time // of the notifier; owned by observe
 }
 
 // newDaemon builds the daemon from leaf to root. The caller closes it.
@@ -55,7 +58,11 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 	if err != nil {
 		return d, fmt.Errorf("set up sampler: %w", err)
 	}
-	d.monitor = newMonitor(p.thresholds, cfg.EvictionPressureTransitionPeriod, d.sampler.Healthy, log, reg)
+	d.monitor = newMonitor(cfg, p, d.sampler.Healthy, log, reg)
+	reg.MustRegister(tierCollector{d.monitor, d.sensor.Hooks()})
+	if d.notifier, err = probe.NewNotifier(probe.NotifierConfig{Procfs: paths.procfs, Sysfs: paths.sysfs, Logger: log}); err != nil {
+		return d, fmt.Errorf("set up notifier: %w", err)
+	}
 	if cfg.Mode == modeOwn {
 		if err := d.own(cfg, p); err != nil {
 			return d, err
@@ -121,8 +128,9 @@ func (d *daemon) run(ctx context.Context, listener net.Listener) error {
 	defer trimmer.Stop()
 
 	tasks, ctx := errgroup.WithContext(ctx)
-	tasks.Go(func() error { return d.sampler.Run(ctx, d.monitor.observe) })
+	tasks.Go(func() error { return d.sampler.Run(ctx, d.observe) })
 	tasks.Go(func() error { return d.kernelEvents(ctx) })
+	tasks.Go(func() error { return d.notifier.Run(ctx, d.notified) })
 	if d.updater != nil {
 		tasks.Go(func() error { return d.updater.Run(ctx) })
 		tasks.Go(func() error { return d.heartbeater.Run(ctx) })
@@ -132,6 +140,31 @@ func (d *daemon) run(ctx context.Context, listener net.Listener) error {
 		tasks.Go(func() error { return serve(ctx, server, listener) })
 	}
 	return tasks.Wait()
+}
+
+// refreshInterval is how often the notifier looks for sources that have come,
+// such as the cgroup of the first pod.
+const refreshInterval = time.Minute
+
+// observe passes a snapshot on.
+func (d *daemon) observe(s *probe.Snapshot) time.Duration {
+	if s.Time.Sub(d.refreshed) >= refreshInterval {
+		d.refreshed = s.Time
+		d.notifier.Refresh()
+	}
+	return d.monitor.observe(s)
+}
+
+// notified turns what the kernel hints at into a sample taken at once.
+func (d *daemon) notified(cause probe.NotifyCause) {
+	switch cause {
+	case probe.NotifyMounts:
+		d.sampler.Wake(probe.CauseMounts)
+	case probe.NotifyCgroup:
+		d.sampler.Wake(probe.CauseCgroup)
+	default:
+		d.sampler.Wake(probe.CauseStall)
+	}
 }
 
 // checkThresholds says which thresholds would make a condition stay as it is for

@@ -2,6 +2,8 @@ package main
 
 import (
 	"log/slog"
+	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,66 +19,73 @@ import (
 // monitor stands between the sampler and whoever wants to know: it has each
 // snapshot judged, and keeps the latest of both.
 type monitor struct {
-	healthy func() error
-	log     *slog.Logger
-	changed func() // called when a verdict changed; must not block
+	healthy    func() error
+	log        *slog.Logger
+	changed    func() // called when a verdict changed; must not block
+	transition time.Duration
+	interval   time.Duration // between samples while no limit is near
 
 	transitions [pressure.NumConditions]prometheus.Counter
 
-	mu        sync.Mutex // guards the rest
-	evaluator *pressure.Evaluator
-	snapshot  probe.Snapshot
-	verdicts  [pressure.NumConditions]pressure.Verdict
+	mu         sync.Mutex // guards the rest
+	evaluator  *pressure.Evaluator
+	forecaster *pressure.Forecaster
+	snapshot   probe.Snapshot
+	verdicts   [pressure.NumConditions]pressure.Verdict
+	estimates  []pressure.Estimate
+	next       time.Duration // what the pace was last
 }
 
-func newMonitor(thresholds []pressure.Threshold, transition time.Duration, healthy func() error, log *slog.Logger, reg prometheus.Registerer) *monitor {
+func newMonitor(cfg *config, p *policy, healthy func() error, log *slog.Logger, reg prometheus.Registerer) *monitor {
 	m := &monitor{
-		healthy:   healthy,
-		log:       log,
-		changed:   func() {},
-		evaluator: pressure.NewEvaluator(thresholds, transition),
+		healthy:    healthy,
+		log:        log,
+		changed:    func() {},
+		transition: cfg.EvictionPressureTransitionPeriod,
+		interval:   cfg.SampleInterval,
+		evaluator:  pressure.NewEvaluator(p.thresholds, cfg.EvictionPressureTransitionPeriod),
+		forecaster: pressure.NewForecaster(p.thresholds),
+		estimates:  make([]pressure.Estimate, len(p.thresholds)),
 	}
-	auto := promauto.With(reg)
-	transitions := auto.NewCounterVec(prometheus.CounterOpts{
+	transitions := promauto.With(reg).NewCounterVec(prometheus.CounterOpts{
 		Name: "nodeprobe_condition_transitions_total",
 		Help: "Changes of a condition's status.",
 	}, []string{"condition"})
 	for i := range m.transitions {
-		name := pressure.Condition(i).String()
-		m.transitions[i] = transitions.WithLabelValues(name)
+		m.transitions[i] = transitions.WithLabelValues(pressure.Condition(i).String())
 		m.verdicts[i].Condition = pressure.Condition(i)
-		if reg == nil {
-			continue
-		}
-		reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
-			Name:        "nodeprobe_condition_status",
-			Help:        "Status of a condition: 1 is True, 0 is False, -1 is Unknown.",
-			ConstLabels: prometheus.Labels{"condition": name},
-		}, func() float64 { return statusValue(m.verdict(i).Status) }))
+	}
+	if reg != nil {
+		reg.MustRegister(m)
 	}
 	return m
 }
 
-func statusValue(s pressure.Status) float64 {
-	switch s {
-	case pressure.True:
-		return 1
-	case pressure.False:
-		return 0
-	default:
-		return -1
-	}
-}
-
-// observe judges a snapshot.
-func (m *monitor) observe(s *probe.Snapshot) {
+// observe judges a snapshot, and returns when it wants the next: the sooner the
+// nearer a limit, or the end of a transition period.
+func (m *monitor) observe(s *probe.Snapshot) (next time.Duration) {
 	m.mu.Lock()
 	m.snapshot = *s
 	changed := m.judge()
+	copy(m.estimates, m.forecaster.Observe(s))
+	m.next = pressure.NextSample(m.estimates, m.next, pressure.Pace{Base: m.interval})
+	next = min(m.next, m.release())
 	m.mu.Unlock()
 	if changed {
 		m.changed()
 	}
+	return next
+}
+
+// release returns how long it is until a condition that is only held may end.
+func (m *monitor) release() time.Duration {
+	left := time.Duration(math.MaxInt64)
+	for i := range m.verdicts {
+		if v := &m.verdicts[i]; v.Held {
+			left = min(left, m.transition-m.snapshot.Time.Sub(v.LastMet))
+		}
+	}
+	return max(left, time.Millisecond)
 }
 
 // judge has the latest snapshot judged, and logs what changed.
@@ -102,10 +111,12 @@ func (m *monitor) judge() (changed bool) {
 	return changed
 }
 
-func (m *monitor) verdict(i int) pressure.Verdict {
+// forecast returns when each limit will be reached, in the order of the
+// thresholds.
+func (m *monitor) forecast() []pressure.Estimate {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.verdicts[i]
+	return slices.Clone(m.estimates)
 }
 
 // facts returns the latest snapshot and what was made of it.

@@ -29,7 +29,9 @@ func testMonitor(t *testing.T) (*monitor, *prometheus.Registry, *strings.Builder
 		t.Fatal(err)
 	}
 	reg, log := prometheus.NewPedanticRegistry(), &strings.Builder{}
-	m := newMonitor(thresholds, transition, func() error { return nil }, slog.New(slog.NewTextHandler(log, nil)), reg)
+	cfg := defaults()
+	cfg.EvictionPressureTransitionPeriod = transition
+	m := newMonitor(&cfg, &policy{thresholds: thresholds}, func() error { return nil }, slog.New(slog.NewTextHandler(log, nil)), reg)
 	return m, reg, log
 }
 
@@ -152,11 +154,11 @@ func TestAdopt(t *testing.T) {
 			}
 			// It ends as if there had been no restart.
 			m.observe(at(transition-time.Second, 50))
-			if v := m.verdict(int(pressure.MemoryPressure)); v.Status != pressure.True {
+			if v := m.facts().Verdicts[pressure.MemoryPressure]; v.Status != pressure.True {
 				t.Errorf("before the transition period: %+v", v)
 			}
 			m.observe(at(transition, 50))
-			if v := m.verdict(int(pressure.MemoryPressure)); v.Status != pressure.False {
+			if v := m.facts().Verdicts[pressure.MemoryPressure]; v.Status != pressure.False {
 				t.Errorf("after the transition period: %+v", v)
 			}
 		})

@@ -92,6 +92,13 @@ func preflight(cfg *config, paths paths) ([]finding, error) {
 	for i, err := range s.Errors {
 		findings = append(findings, findSource(probe.Source(i), err))
 	}
+	notifier, err := probe.NewNotifier(probe.NotifierConfig{Procfs: paths.procfs, Sysfs: paths.sysfs})
+	if err != nil {
+		return nil, err
+	}
+	for _, source := range notifier.Sources() {
+		findings = append(findings, findNotification(source))
+	}
 	if cfg.BPF == "off" {
 		return append(findings, finding{"BPF programs", outcomeOff, bpf.ErrDisabled.Error(), "set bpf to auto"}), nil
 	}
@@ -101,6 +108,18 @@ func preflight(cfg *config, paths paths) ([]finding, error) {
 		findings = append(findings, findHook(h))
 	}
 	return findings, nil
+}
+
+func findNotification(s probe.NotifySource) finding {
+	f := finding{What: "wake-up " + s.Name, Outcome: outcomeOK, Detail: s.Detail}
+	switch {
+	case s.Active:
+	case s.Cause == probe.NotifyCgroup: // a node need not have pods
+		f.Outcome, f.Detail, f.Remedy = outcomeOff, s.Err.Error(), "comes with a kubelet's pods, on cgroup v2"
+	default:
+		f.Outcome, f.Detail, f.Remedy = outcomeMissing, s.Err.Error(), s.Remedy
+	}
+	return f
 }
 
 func findHook(h bpf.Hook) finding {

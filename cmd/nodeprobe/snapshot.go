@@ -58,13 +58,13 @@ func snapshot(ctx context.Context, stdout, stderr io.Writer, cfg *config, p *pol
 		return &exitError{exitUsage, err}
 	}
 	defer sampler.Close()
-	monitor := newMonitor(p.thresholds, cfg.EvictionPressureTransitionPeriod, sampler.Healthy, slog.New(slog.DiscardHandler), nil)
+	monitor := newMonitor(cfg, p, sampler.Healthy, slog.New(slog.DiscardHandler), nil)
 	monitor.observe(sampler.Sample())
 	facts := monitor.facts()
 
 	node, nodeErr := previewNode(ctx, cfg, p, &facts)
 	out := snapshotOutput{
-		Snapshot: newView(&facts.Snapshot, facts.Verdicts[:], p.thresholds, sensor.Hooks()),
+		Snapshot: newView(&facts.Snapshot, facts.Verdicts[:], monitor.forecast(), sensor.Hooks()),
 		Node:     node,
 	}
 	out.Snapshot.Errors = append(out.Snapshot.Errors, hookErrors(sensor.Hooks())...)

@@ -21,7 +21,7 @@ func (d *daemon) writeScreen(w io.Writer, cfg *config, p *policy, address string
 		fmt.Fprintf(w, ", http://%s/metrics", address)
 	}
 	fmt.Fprint(w, "   (Ctrl-C ends)\n\n")
-	v := newView(&facts.Snapshot, facts.Verdicts[:], p.thresholds, d.sensor.Hooks())
+	v := newView(&facts.Snapshot, facts.Verdicts[:], d.monitor.forecast(), d.sensor.Hooks())
 	_ = writeTable(w, &v) // to memory
 }
 
@@ -38,19 +38,19 @@ func writeTable(w io.Writer, v *view) error {
 		fmt.Fprintf(tw, "%s\t%s\t%s\t%s\n", c.Type, c.Status, since, dash(c.Why))
 	}
 	fmt.Fprintln(tw, "\t\t\t")
-	fmt.Fprintln(tw, "SIGNAL\tAVAILABLE\tCAPACITY\tLIMIT\tLEFT")
+	fmt.Fprintln(tw, "SIGNAL\tAVAILABLE\tCAPACITY\tLIMIT\tREACHED IN\tLEFT")
 	for _, s := range v.Signals {
 		switch {
 		case s.Error != "":
-			fmt.Fprintf(tw, "%s\t?\t?\t%s\t?\n", s.Name, dash(s.Threshold))
+			fmt.Fprintf(tw, "%s\t?\t?\t%s\t?\t?\n", s.Name, dash(s.Threshold))
 		case s.Available == nil:
-			fmt.Fprintf(tw, "%s\t-\t-\t%s\t-\n", s.Name, dash(s.Threshold))
+			fmt.Fprintf(tw, "%s\t-\t-\t%s\t-\t-\n", s.Name, dash(s.Threshold))
 		default:
 			limit := "-"
 			if s.Limit != nil {
 				limit = amount(*s.Limit, s.Unit)
 			}
-			fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\n", s.Name, amount(*s.Available, s.Unit), amount(*s.Capacity, s.Unit), limit, bar(*s.Available, *s.Capacity))
+			fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\t%s\n", s.Name, amount(*s.Available, s.Unit), amount(*s.Capacity, s.Unit), limit, dash(s.TimeToLimit), bar(*s.Available, *s.Capacity))
 		}
 	}
 	if len(v.Pressure) > 0 {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"strings"
 	"time"
@@ -36,7 +37,10 @@ type signalView struct {
 	// value in the signal's unit.
 	Threshold string `json:"threshold,omitempty"`
 	Limit     *int64 `json:"limit,omitempty"`
-	Error     string `json:"error,omitempty"`
+	// TimeToLimit is when the first of its limits will be reached at the present
+	// rate; "0s" is reached, and absent is never.
+	TimeToLimit string `json:"timeToLimit,omitempty"`
+	Error       string `json:"error,omitempty"`
 }
 
 type conditionView struct {
@@ -93,7 +97,7 @@ type errorView struct {
 	Remedy string `json:"remedy,omitempty"`
 }
 
-func newView(s *probe.Snapshot, verdicts []pressure.Verdict, thresholds []pressure.Threshold, hooks []bpf.Hook) view {
+func newView(s *probe.Snapshot, verdicts []pressure.Verdict, estimates []pressure.Estimate, hooks []bpf.Hook) view {
 	v := view{Time: s.Time.Round(0), Took: s.Took.Round(time.Microsecond).String()}
 	v.Tier, v.TierReason = tier(s, hooks)
 	for i := range s.Signals {
@@ -101,7 +105,7 @@ func newView(s *probe.Snapshot, verdicts []pressure.Verdict, thresholds []pressu
 		if sig == probe.ContainerFsAvailable || sig == probe.ContainerFsInodesFree {
 			continue // never observed; see there
 		}
-		v.Signals = append(v.Signals, newSignalView(sig, &s.Signals[i], thresholds))
+		v.Signals = append(v.Signals, newSignalView(sig, &s.Signals[i], estimates))
 	}
 	for _, verdict := range verdicts {
 		v.Conditions = append(v.Conditions, newConditionView(verdict))
@@ -134,7 +138,7 @@ func newView(s *probe.Snapshot, verdicts []pressure.Verdict, thresholds []pressu
 	return v
 }
 
-func newSignalView(sig probe.Signal, o *probe.Observation, thresholds []pressure.Threshold) signalView {
+func newSignalView(sig probe.Signal, o *probe.Observation, estimates []pressure.Estimate) signalView {
 	v := signalView{Name: sig.String(), Unit: sig.Unit()}
 	if o.Err != nil {
 		v.Error = o.Err.Error()
@@ -142,22 +146,33 @@ func newSignalView(sig probe.Signal, o *probe.Observation, thresholds []pressure
 	if o.OK {
 		v.Available, v.Capacity = &o.Available, &o.Capacity
 	}
-	for _, t := range thresholds {
-		if t.Signal != sig {
+	for _, e := range estimates {
+		if e.Signal != sig {
 			continue
 		}
-		limit := t.Value.Of(o.Capacity)
-		if v.Threshold == "" || o.OK && limit > *v.Limit {
-			v.Threshold, v.Limit = t.String(), nil
-			if o.OK {
-				v.Limit = &limit
+		limit := e.Threshold.Value.Of(o.Capacity)
+		switch {
+		case !o.OK:
+			v.Threshold = cmp.Or(v.Threshold, e.Threshold.String())
+		case v.Limit == nil || limit > *v.Limit:
+			// The highest limit is the first to be reached.
+			v.Threshold, v.Limit, v.TimeToLimit = e.Threshold.String(), &limit, ""
+			if e.OK {
+				v.TimeToLimit = roundTo2(e.TimeToLimit).String()
 			}
-		}
-		if !o.OK {
-			break
 		}
 	}
 	return v
+}
+
+// roundTo2 keeps the two leading digits of a duration, which is more than a
+// forecast is worth.
+func roundTo2(d time.Duration) time.Duration {
+	unit := time.Duration(1)
+	for d/unit >= 100 {
+		unit *= 10
+	}
+	return d.Round(unit)
 }
 
 func newConditionView(verdict pressure.Verdict) conditionView {

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+)
+
+var (
+	descCondition = prometheus.NewDesc("nodeprobe_condition_status",
+		"Status of a condition: 1 is True, 0 is False, -1 is Unknown.", []string{"condition"}, nil)
+	descTimeToLimit = prometheus.NewDesc("nodeprobe_signal_time_to_limit_seconds",
+		"When a limit will be reached at the present rate; 0 is reached, absent is never.", []string{"signal", "threshold"}, nil)
+	descTier = prometheus.NewDesc("nodeprobe_tier_info",
+		"How much of the kernel's help there is: procfs, psi or bpf; and why not more. Always 1.", []string{"tier", "reason"}, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (m *monitor) Describe(ch chan<- *prometheus.Desc) {
+	ch <- descCondition
+	ch <- descTimeToLimit
+}
+
+// Collect implements prometheus.Collector.
+func (m *monitor) Collect(ch chan<- prometheus.Metric) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, v := range m.verdicts {
+		ch <- prometheus.MustNewConstMetric(descCondition, prometheus.GaugeValue, statusValue(v.Status), v.Condition.String())
+	}
+	for _, e := range m.estimates {
+		if e.OK {
+			ch <- prometheus.MustNewConstMetric(descTimeToLimit, prometheus.GaugeValue, e.TimeToLimit.Seconds(), e.Signal.String(), e.Threshold.String())
+		}
+	}
+}
+
+func statusValue(s pressure.Status) float64 {
+	switch s {
+	case pressure.True:
+		return 1
+	case pressure.False:
+		return 0
+	default:
+		return -1
+	}
+}
+
+// tierCollector exports the tier.
+type tierCollector struct {
+	monitor *monitor
+	hooks   []bpf.Hook
+}
+
+// Describe implements prometheus.Collector.
+func (c tierCollector) Describe(ch chan<- *prometheus.Desc) { ch <- descTier }
+
+// Collect implements prometheus.Collector.
+func (c tierCollector) Collect(ch chan<- prometheus.Metric) {
+	facts := c.monitor.facts()
+	if facts.Snapshot.Time.IsZero() {
+		return
+	}
+	name, reason := tier(&facts.Snapshot, c.hooks)
+	ch <- prometheus.MustNewConstMetric(descTier, prometheus.GaugeValue, 1, name, reason)
+}
