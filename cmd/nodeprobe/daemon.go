@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -32,6 +32,7 @@ type daemon struct {
 	resources   *status.Resources      // nil unless the mode is own
 	registry    *prometheus.Registry
 	log         *slog.Logger
+	cgroupfs    string
 
 	refreshed time.Time // of the notifier; owned by observe
 }
@@ -44,7 +45,7 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 		collectors.NewGoCollector(),
 		buildInfo(),
 	)
-	d = &daemon{registry: reg, thresholds: p.thresholds, log: log}
+	d = &daemon{registry: reg, thresholds: p.thresholds, log: log, cgroupfs: filepath.Join(paths.sysfs, "fs/cgroup")}
 	defer func() {
 		if err != nil {
 			d.close()
@@ -142,31 +143,6 @@ func (d *daemon) run(ctx context.Context, listener net.Listener) error {
 	return tasks.Wait()
 }
 
-// refreshInterval is how often the notifier looks for sources that have come,
-// such as the cgroup of the first pod.
-const refreshInterval = time.Minute
-
-// observe passes a snapshot on.
-func (d *daemon) observe(s *probe.Snapshot) time.Duration {
-	if s.Time.Sub(d.refreshed) >= refreshInterval {
-		d.refreshed = s.Time
-		d.notifier.Refresh()
-	}
-	return d.monitor.observe(s)
-}
-
-// notified turns what the kernel hints at into a sample taken at once.
-func (d *daemon) notified(cause probe.NotifyCause) {
-	switch cause {
-	case probe.NotifyMounts:
-		d.sampler.Wake(probe.CauseMounts)
-	case probe.NotifyCgroup:
-		d.sampler.Wake(probe.CauseCgroup)
-	default:
-		d.sampler.Wake(probe.CauseStall)
-	}
-}
-
 // checkThresholds says which thresholds would make a condition stay as it is for
 // ever, now that the capacities are known.
 func checkThresholds(thresholds []pressure.Threshold, s *probe.Snapshot) []error {
@@ -177,29 +153,6 @@ func checkThresholds(thresholds []pressure.Threshold, s *probe.Snapshot) []error
 		}
 	}
 	return errs
-}
-
-// kernelEvents turns what the kernel reports into samples taken at once.
-func (d *daemon) kernelEvents(ctx context.Context) error {
-	stop := context.AfterFunc(ctx, func() { d.sensor.Close() })
-	defer stop()
-	for {
-		var e bpf.Event
-		switch err := d.sensor.ReadEvent(&e); {
-		case errors.Is(err, os.ErrClosed):
-			<-ctx.Done()
-			return context.Cause(ctx)
-		case err != nil:
-			d.log.Warn("kernel event could not be read", "err", err)
-			select { // it may be so for ever
-			case <-ctx.Done():
-			case <-time.After(time.Second):
-			}
-			continue
-		}
-		d.log.Info("process killed for lack of memory", "pid", e.PID, "name", e.Name(), "cgroup", e.CgroupID, "scope", e.Scope.String())
-		d.sampler.Wake(probe.CauseEvent)
-	}
 }
 
 func (d *daemon) liveChecks() []check {
