@@ -23,7 +23,11 @@ func TestVictim(t *testing.T) {
 		}
 		t.Skip(err) // needs root
 	}
-	t.Cleanup(func() { _ = os.Remove(top) })
+	t.Cleanup(func() {
+		if err := os.Remove(top); err != nil {
+			t.Error(err)
+		}
+	})
 	const pod = "/kubepods/burstable/pod0a1b2c3d-0000-4000-8000-00000000abcd"
 	container := pod + "/" + strings.Repeat("0123456789abcdef", 4)
 	event := func(path string) *bpf.Event {
@@ -33,7 +37,12 @@ func TestVictim(t *testing.T) {
 			if err := os.Mkdir(dir, 0o755); err != nil {
 				t.Fatal(err)
 			}
-			t.Cleanup(func() { _ = os.Remove(dir) })
+			made := dir
+			t.Cleanup(func() {
+				if err := os.Remove(made); err != nil {
+					t.Error(err)
+				}
+			})
 		}
 		var st syscall.Stat_t
 		if err := syscall.Stat(dir, &st); err != nil {
