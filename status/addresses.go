@@ -32,6 +32,8 @@ type Addresses struct {
 	Lookup       func(ctx context.Context, name string) ([]net.IP, error)
 	DefaultRoute func(preferred net.IP) (net.IP, error)
 	Interfaces   func() ([]net.Addr, error)
+
+	last *choice // of one Updater's passes; nil chooses each time
 }
 
 // ParseNodeIPs reads the nodeIP of a configuration: one address or a dual-stack
@@ -133,6 +135,17 @@ func (a *Addresses) choose(ctx context.Context, present []v1.NodeAddress) (net.I
 	if ip := netutils.ParseIPSloppy(a.Hostname); ip != nil {
 		return ip, nil
 	}
+	if a.last == nil {
+		return a.search(ctx, present)
+	}
+	if !a.last.fresh(time.Now()) {
+		ip, err := a.search(ctx, present)
+		*a.last = choice{time.Now(), ip, err}
+	}
+	return a.last.ip, a.last.err
+}
+
+func (a *Addresses) search(ctx context.Context, present []v1.NodeAddress) (net.IP, error) {
 	wantIPv6 := len(a.NodeIPs) > 0 && netutils.IsIPv6(a.NodeIPs[0])
 	found, err := a.lookup(ctx)
 	var other net.IP
@@ -243,22 +256,29 @@ func machineLookup(ctx context.Context, name string) ([]net.IP, error) {
 	return net.DefaultResolver.LookupIP(ctx, "ip", name)
 }
 
-// lookupInterval is how long an answer of the name servers serves. Without it,
-// every pass would ask them, and a change could be posted only after they have
-// answered.
-const lookupInterval = time.Minute
+// choice is what was chosen last, and when. Looking again takes several files,
+// a dump of all interfaces and maybe a name server that does not answer; a
+// change must not wait for that each time it is to be posted.
+type choice struct {
+	at  time.Time
+	ip  net.IP
+	err error
+}
 
-// rarely returns lookup for one name, with answers up to lookupInterval old. It
-// is for one goroutine at a time.
-func rarely(lookup func(context.Context, string) ([]net.IP, error)) func(context.Context, string) ([]net.IP, error) {
-	var asked time.Time
-	var ips []net.IP
-	var err error
-	return func(ctx context.Context, name string) ([]net.IP, error) {
-		if asked.IsZero() || time.Since(asked) >= lookupInterval {
-			ips, err = lookup(ctx, name)
-			asked = time.Now()
-		}
-		return ips, err
+// How long a choice serves, and for how long it is taken for granted that there
+// is none.
+const (
+	choiceServes = time.Minute
+	choiceFailed = 10 * time.Second
+)
+
+func (c *choice) fresh(now time.Time) bool {
+	if c.at.IsZero() {
+		return false
 	}
+	serves := choiceServes
+	if c.err != nil {
+		serves = choiceFailed
+	}
+	return now.Sub(c.at) < serves
 }

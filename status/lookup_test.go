@@ -7,43 +7,45 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	v1 "k8s.io/api/core/v1"
 )
 
-// Passes do not wait for the name servers but once a minute, also while those
-// fail.
-func TestRarely(t *testing.T) {
+// Passes look for the node's address once a minute, and while there is none,
+// every ten seconds.
+func TestAddressIsChosenRarely(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		asked := 0
-		failure := errors.New("no name server answers")
-		lookup := rarely(func(context.Context, string) ([]net.IP, error) {
-			if asked++; asked == 2 {
-				return nil, failure
-			}
-			return []net.IP{net.IPv4(192, 0, 2, byte(asked))}, nil
-		})
+		cfg := Config{Addresses: Addresses{
+			NodeName: nodeName, Hostname: nodeName,
+			Lookup: func(context.Context, string) ([]net.IP, error) { return nil, nil },
+			DefaultRoute: func(net.IP) (net.IP, error) {
+				if asked++; asked == 2 {
+					return nil, errors.New("no default route")
+				}
+				return net.IPv4(192, 0, 2, byte(asked)), nil
+			},
+		}}.withDefaults()
 		for _, step := range []struct {
 			wait  time.Duration
 			asked int
-			ip    string
-			err   error
+			ip    string // "" is an error
 		}{
-			{0, 1, "192.0.2.1", nil},
-			{time.Minute - 1, 1, "192.0.2.1", nil},
-			{1, 2, "", failure},
-			{time.Second, 2, "", failure},
-			{time.Minute, 3, "192.0.2.3", nil},
+			{0, 1, "192.0.2.1"},
+			{time.Minute - 1, 1, "192.0.2.1"},
+			{1, 2, ""},
+			{10*time.Second - 1, 2, ""},
+			{1, 3, "192.0.2.3"},
 		} {
 			time.Sleep(step.wait)
-			ips, err := lookup(t.Context(), nodeName)
+			var node v1.Node
+			err := nodeAddress(cfg.Addresses)(t.Context(), &node)
 			diff(t, "asked", step.asked, asked)
-			if !errors.Is(err, step.err) {
-				t.Errorf("error %v, want %v", err, step.err)
+			if (err != nil) != (step.ip == "") {
+				t.Errorf("error %v, want address %q", err, step.ip)
+			} else if err == nil {
+				diff(t, "address", step.ip, node.Status.Addresses[0].Address)
 			}
-			ip := ""
-			if len(ips) > 0 {
-				ip = ips[0].String()
-			}
-			diff(t, "IP", step.ip, ip)
 		}
 	})
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/nodeprobe/nodeprobe/bpf"
@@ -41,8 +40,8 @@ type daemon struct {
 func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon, err error) {
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		collectors.NewGoCollector(),
+		selfCollector{time.Now()},
+		goCollector(),
 		buildInfo(),
 	)
 	d = &daemon{registry: reg, thresholds: p.thresholds, log: log, cgroupfs: filepath.Join(paths.sysfs, "fs/cgroup")}

@@ -16,7 +16,7 @@ import (
 // cgroup, or by what is left when that is gone.
 func TestVictim(t *testing.T) {
 	root, _ := probe.MemoryCgroupVersion("/sys")
-	top, err := os.MkdirTemp(root, "nodeprobe-test-")
+	top, err := os.MkdirTemp(root, "nodeprobe-test-") //nolint:usetesting // a cgroup must be made in cgroupfs
 	if err != nil {
 		if os.Getenv("NODEPROBE_REQUIRE") == "1" {
 			t.Fatal(err)
