@@ -36,6 +36,15 @@ func BenchmarkOpen(b *testing.B) {
 func BenchmarkEventCost(b *testing.B) {
 	b.Run("thread", func(b *testing.B) {
 		s := account(b)
+		watch(b, s, Watch{Figure: PIDs, Total: 1 << 22, Below: never, Above: never})
+		for b.Loop() {
+			thread()
+		}
+		report(b, s, Tasks)
+	})
+	b.Run("thread under pressure", func(b *testing.B) {
+		s := account(b)
+		watch(b, s, Watch{Figure: PIDs, Total: 1 << 22, Below: always, Above: always})
 		for b.Loop() {
 			thread()
 		}
@@ -71,7 +80,7 @@ func thread() {
 // account opens a Sensor and has the kernel keep account of its programs.
 func account(b *testing.B) *Sensor {
 	b.Helper()
-	s := open(b, Tasks, OOM, Reclaim)
+	s := open(b, Tasks, OOM, Reclaim, Pressure)
 	accounting, err := ebpf.EnableStats(0)
 	if err != nil {
 		lacking(b, "%v", err)

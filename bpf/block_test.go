@@ -46,7 +46,7 @@ func failBlockIO(t *testing.T) {
 
 // sparseFile returns a file of the given size on a tmpfs that holds room bytes.
 // The tmpfs is no longer mounted, and gone with the last use of the file.
-func sparseFile(t *testing.T, room, size int64) *os.File {
+func sparseFile(t testing.TB, room, size int64) *os.File {
 	t.Helper()
 	dir := t.TempDir()
 	if err := unix.Mount("nodeprobe", dir, "tmpfs", 0, fmt.Sprintf("size=%d", room)); err != nil {
@@ -70,7 +70,7 @@ func sparseFile(t *testing.T, room, size int64) *os.File {
 
 // loopDevice returns a file descriptor of a loop device over backing. The kernel
 // frees the device with its last file descriptor.
-func loopDevice(t *testing.T, backing *os.File) int {
+func loopDevice(t testing.TB, backing *os.File) int {
 	t.Helper()
 	control, err := unix.Open("/dev/loop-control", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -234,6 +234,9 @@ func reduceTypes(t *testing.T, from string) {
 				}
 			}
 		}
+		if hasTimers(full) {
+			types = append(types, &btf.Enum{Name: "bpf_func_id", Size: 4, Values: []btf.EnumValue{{Name: "BPF_FUNC_timer_init"}}})
+		}
 		b, err := btf.NewBuilder(types, nil)
 		if err != nil {
 			t.Fatal(err)

@@ -10,13 +10,29 @@ import (
 // Kind says what an Event is about.
 type Kind uint8
 
-// OOMKill is the kind of an event about a victim of the OOM killer.
-const OOMKill Kind = 1
+// The kinds. All but OOMKill are about a Watch.
+const (
+	// OOMKill is a victim of the OOM killer.
+	OOMKill Kind = iota + 1
+	// Crossing is the beginning or the end of pressure.
+	Crossing
+	// ReadOnly is a filesystem that became read-only, or writable again.
+	ReadOnly
+	// Stale is a filesystem that is no longer there: its Watch has ended.
+	Stale
+)
 
 // String returns the name used in logs and metrics.
 func (k Kind) String() string {
-	if k == OOMKill {
+	switch k {
+	case OOMKill:
 		return "oom_kill"
+	case Crossing:
+		return "crossing"
+	case ReadOnly:
+		return "read_only"
+	case Stale:
+		return "stale"
 	}
 	return fmt.Sprintf("kind(%d)", uint8(k))
 }
@@ -54,13 +70,24 @@ type Event struct {
 	Kind Kind
 	// Time is when it happened.
 	Time time.Time
-	// Seq numbers the events of a Sensor from 1. A gap is a loss, see
-	// Counters.Lost.
+	// Seq numbers the OOM kills from 1, and the edges of each kind of each watch
+	// as Edges does. A gap is a loss, see Counters.Lost.
 	Seq uint64
-	// PID is the victim's process ID in the initial PID namespace. Where the
-	// kernel only tells a thread ID (before 6.9, and not in newer releases of
-	// the long-term series), it is that of the main thread in all likelihood,
-	// and CgroupID and Comm are empty.
+
+	// Watch is the index of the Watch, for all kinds but OOMKill; so is what
+	// follows.
+	Watch int
+	// On says that it began with the event; else it ended.
+	On bool
+	// Value is the figure at that moment.
+	Value int64
+	// Limit is the threshold that it crossed, for Crossing.
+	Limit int64
+
+	// PID is the victim's process ID in the initial PID namespace, for OOMKill;
+	// so is what follows. Where the kernel only tells a thread ID (before 6.9,
+	// and not in newer releases of the long-term series), it is that of the main
+	// thread in all likelihood, and CgroupID and Comm are empty.
 	PID uint32
 	// CgroupID identifies the victim's memory cgroup: it is the inode number of
 	// its directory, in the memory hierarchy if there is one (cgroup v1). 0 if
@@ -77,32 +104,58 @@ func (e *Event) Name() string {
 	return string(name)
 }
 
-// eventSize is the size of struct event in totals.h, whose layout decode knows.
-const eventSize = 48
+// The sizes of struct event and struct edge in totals.h, whose layouts decode
+// knows. Both have the kind in the same place.
+const (
+	eventSize = 48
+	edgeSize  = 40
+)
 
 // decode fills e from a record of the ring buffer. The record's time is what
 // CLOCK_MONOTONIC read then, in nanoseconds; now and monotonic are one moment
-// by both clocks. e is not touched if there is an error.
-func (e *Event) decode(record []byte, now time.Time, monotonic int64) error {
-	if len(record) != eventSize {
-		return fmt.Errorf("decode event: %d bytes instead of %d", len(record), eventSize)
+// by both clocks. It also returns the epoch of what is watched. e is not touched
+// if there is an error.
+func (e *Event) decode(record []byte, now time.Time, monotonic int64) (epoch uint16, err error) {
+	if len(record) < edgeSize {
+		return 0, fmt.Errorf("decode event: only %d bytes", len(record))
 	}
 	order := binary.NativeEndian
-	kind, scope := order.Uint16(record[28:]), order.Uint16(record[30:])
-	if kind != uint16(OOMKill) {
-		return fmt.Errorf("decode event: unknown kind %d", kind)
+	kind := order.Uint16(record[28:])
+	size := edgeSize
+	if kind == uint16(OOMKill) {
+		size = eventSize
 	}
-	if scope > uint16(ScopeCgroup) {
-		return fmt.Errorf("decode event: unknown scope %d", scope)
+	if kind < uint16(OOMKill) || kind > uint16(Stale) {
+		return 0, fmt.Errorf("decode event: unknown kind %d", kind)
 	}
-	*e = Event{
-		Kind:     Kind(kind),
-		Time:     now.Add(time.Duration(int64(order.Uint64(record[0:])) - monotonic)),
-		Seq:      order.Uint64(record[8:]),
-		CgroupID: order.Uint64(record[16:]),
-		PID:      order.Uint32(record[24:]),
-		Comm:     [16]byte(record[32:48]),
-		Scope:    Scope(scope),
+	if len(record) != size {
+		return 0, fmt.Errorf("decode event: %d bytes instead of %d", len(record), size)
 	}
-	return nil
+	decoded := Event{
+		Kind: Kind(kind),
+		Time: now.Add(time.Duration(int64(order.Uint64(record[0:])) - monotonic)),
+		Seq:  order.Uint64(record[8:]),
+	}
+	if decoded.Kind == OOMKill {
+		scope := order.Uint16(record[30:])
+		if scope > uint16(ScopeCgroup) {
+			return 0, fmt.Errorf("decode event: unknown scope %d", scope)
+		}
+		decoded.CgroupID = order.Uint64(record[16:])
+		decoded.PID = order.Uint32(record[24:])
+		decoded.Comm = [16]byte(record[32:48])
+		decoded.Scope = Scope(scope)
+	} else {
+		watch := order.Uint32(record[24:])
+		if watch >= MaxWatches {
+			return 0, fmt.Errorf("decode event: unknown watch %d", watch)
+		}
+		epoch = order.Uint16(record[30:])
+		decoded.Watch = int(watch)
+		decoded.On = Edges(decoded.Seq).On()
+		decoded.Value = int64(order.Uint64(record[16:]))
+		decoded.Limit = int64(order.Uint64(record[32:]))
+	}
+	*e = decoded
+	return epoch, nil
 }

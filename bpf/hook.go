@@ -5,7 +5,7 @@ type Hook struct {
 	// Signal is what the program contributes to.
 	Signal Signal
 	// Name is the program type and the tracepoint, such as
-	// "tp_btf/task_newtask".
+	// "tp_btf/task_newtask"; or "bpf_timer/tick".
 	Name string
 	// Attached says that the program runs.
 	Attached bool
@@ -19,12 +19,15 @@ type Hook struct {
 	Remedy string
 }
 
-// program is an entry of the table of programs. It has the name of the
-// tracepoint that it is written for.
+// program is an entry of the table of programs.
 type program struct {
 	signal Signal
-	name   string
-	// needs says where the tracepoint exists.
+	// name is that of the program, and of the tracepoint that it is written for.
+	name string
+	// timer is the name of the function that the program has a timer call
+	// instead, if any.
+	timer string
+	// needs says where the tracepoint or timer exists.
 	needs string
 	// instead is the program to use where it does not.
 	instead string
@@ -33,18 +36,23 @@ type program struct {
 // programs lists what Open attaches, by signal and in order.
 func programs() []program {
 	return []program{
-		{signal: Tasks, name: "task_newtask", needs: "Linux 5.5"},
-		{signal: Tasks, name: "sched_process_free", needs: "Linux 5.5"},
+		{signal: Tasks, name: "task_newtask", needs: "Linux 5.8"},
+		{signal: Tasks, name: "sched_process_free", needs: "Linux 5.8"},
 		{signal: OOM, name: "mark_victim", needs: "Linux 5.8"},
 		{signal: Reclaim, name: "mm_vmscan_direct_reclaim_begin", needs: "Linux 5.5"},
 		{signal: Reclaim, name: "mm_vmscan_direct_reclaim_end", needs: "Linux 5.5"},
 		{signal: Reclaim, name: "mm_vmscan_memcg_reclaim_begin", needs: "Linux 5.5 with CONFIG_MEMCG"},
 		{signal: Reclaim, name: "mm_vmscan_memcg_reclaim_end", needs: "Linux 5.5 with CONFIG_MEMCG"},
 		{signal: BlockIO, name: "block_rq_error", needs: "Linux 5.18 with CONFIG_BLOCK", instead: "block_rq_complete"},
+		{signal: Pressure, name: "pressure", timer: "tick", needs: "Linux 5.15"},
 	}
 }
 
 // hook returns the Hook of the program, not attached.
 func (p program) hook() Hook {
-	return Hook{Signal: p.signal, Name: "tp_btf/" + p.name}
+	name := "tp_btf/" + p.name
+	if p.timer != "" {
+		name = "bpf_timer/" + p.timer
+	}
+	return Hook{Signal: p.signal, Name: name}
 }

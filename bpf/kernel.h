@@ -25,6 +25,7 @@ typedef __u8 u8;
 typedef __u16 u16;
 typedef __u32 u32;
 typedef __u64 u64;
+typedef __s64 s64;
 typedef _Bool bool;
 
 #define true 1
@@ -32,6 +33,7 @@ typedef _Bool bool;
 
 /* From the UAPI, whose numbers never change. */
 enum {
+	BPF_MAP_TYPE_ARRAY = 2,
 	BPF_MAP_TYPE_LRU_HASH = 9,
 	BPF_MAP_TYPE_RINGBUF = 27,
 };
@@ -39,6 +41,13 @@ enum {
 enum {
 	BPF_ANY = 0,
 };
+
+#define CLOCK_MONOTONIC 1
+#define EBUSY 16
+
+struct bpf_timer {
+	u64 opaque[2];
+} __attribute__((aligned(8)));
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
@@ -75,8 +84,100 @@ struct pid {
 struct task_struct {
 	int tgid;
 	struct css_set *cgroups;
+	struct files_struct *files;
 	struct pid *thread_pid;
 	char comm[16];
+};
+
+/* What memory.h looks into. */
+
+typedef struct {
+	long counter;
+} atomic_long_t;
+
+struct zone {
+	unsigned long _watermark[1];
+	unsigned long watermark_boost;
+	struct pglist_data *zone_pgdat;
+	atomic_long_t vm_stat[1];
+};
+
+struct zoneref {
+	struct zone *zone;
+};
+
+struct zonelist {
+	struct zoneref _zonerefs[1];
+};
+
+struct pglist_data {
+	struct zone node_zones[1];
+	struct zonelist node_zonelists[1];
+	unsigned long totalreserve_pages;
+	atomic_long_t vm_stat[1];
+};
+
+struct lruvec {
+	struct pglist_data *pgdat;
+};
+
+struct mem_cgroup_per_node {
+	struct lruvec lruvec;
+};
+
+struct mem_cgroup {
+	struct cgroup_subsys_state css;
+	struct mem_cgroup_per_node *nodeinfo[1];
+};
+
+/* What disk.h looks into. */
+
+struct file_system_type {
+	const char *name;
+};
+
+struct super_block {
+	u32 s_dev;
+	unsigned char s_blocksize_bits;
+	struct file_system_type *s_type;
+	unsigned long s_flags;
+	unsigned long s_magic;
+	struct dentry *s_root;
+	void *s_fs_info;
+};
+
+struct inode {
+	struct super_block *i_sb;
+};
+
+struct file {
+	struct inode *f_inode;
+};
+
+struct fdtable {
+	unsigned int max_fds;
+	struct file **fd;
+};
+
+struct files_struct {
+	struct fdtable *fdt;
+};
+
+struct percpu_counter {
+	s64 count;
+};
+
+struct journal_s {
+	unsigned long j_flags;
+};
+
+struct ext4_sb_info {
+	unsigned int s_cluster_bits;
+	unsigned long s_ext4_flags;
+	struct journal_s *s_journal; /* may be null */
+	struct percpu_counter s_freeclusters_counter;
+	struct percpu_counter s_dirtyclusters_counter;
+	struct percpu_counter s_freeinodes_counter;
 };
 
 struct request {
@@ -89,6 +190,23 @@ struct request {
 /* The values differ from kernel to kernel; bpf_core_enum_value asks for them. */
 enum cgroup_subsys_id {
 	memory_cgrp_id,
+};
+
+enum zone_stat_item {
+	NR_FREE_PAGES,
+};
+
+enum node_stat_item {
+	NR_INACTIVE_FILE,
+	NR_ACTIVE_FILE,
+	NR_SLAB_RECLAIMABLE_B,
+	NR_ANON_MAPPED,
+	NR_FILE_PAGES,
+	NR_KERNEL_MISC_RECLAIMABLE,
+};
+
+enum zone_watermarks {
+	WMARK_LOW,
 };
 
 #endif

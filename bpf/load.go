@@ -27,6 +27,7 @@ type kernel struct {
 	mu       sync.Mutex
 	attached []attached      // none after close
 	read     nodeprobeTotals // what totals is copied to
+	timer    timer
 }
 
 // attached is a program that runs.
@@ -60,6 +61,12 @@ func (s *Sensor) loadSpec(opts Options, spec *ebpf.CollectionSpec) {
 		maps: make(map[string]*ebpf.Map),
 		opts: ebpf.CollectionOptions{Cache: cache, Programs: ebpf.ProgramOptions{KernelTypes: types}},
 	}
+	// Many kernels have ext4 as a module, and its types apart from their own.
+	if opts.BTF == "" {
+		if ext4, err := cache.Module("ext4"); err == nil {
+			l.opts.Programs.ExtraRelocationTargets = []*btf.Spec{ext4}
+		}
+	}
 	for signal := range Signal(NumSignals) {
 		s.attach(l, signal, env)
 	}
@@ -71,7 +78,7 @@ func (s *Sensor) attach(l *loader, signal Signal, env environment) {
 	var err error
 	var remedy string
 	if missing != nil {
-		err = fmt.Errorf("no tracepoint %s in kernel %s: %w", missing.name, env.release, errors.ErrUnsupported)
+		err = fmt.Errorf("no %s in kernel %s: %w", missing.hook().Name, env.release, errors.ErrUnsupported)
 		remedy = "needs " + missing.needs + "; the other signals do not depend on it"
 	} else if err = s.kernel.attach(l, progs); err != nil {
 		err, remedy = env.explain(err)
@@ -111,13 +118,20 @@ func (k *kernel) attach(l *loader, progs []program) (err error) {
 		coll.Close()
 	}()
 
-	// Before the programs that fill it.
-	if ring := coll.Maps[nodeprobeMapEvents]; ring != nil {
+	// Before the programs that fill it, which are of several signals.
+	if ring := coll.Maps[nodeprobeMapEvents]; ring != nil && k.events == nil {
 		if events, err = ringbuf.NewReader(ring); err != nil {
 			return fmt.Errorf("open ring buffer: %w", err)
 		}
 	}
+	tm := k.timer
 	for _, p := range progs {
+		if p.timer != "" {
+			if tm, err = newTimer(coll); err != nil {
+				return err
+			}
+			continue
+		}
 		prog := coll.Programs[p.name]
 		ln, err := link.AttachTracing(link.TracingOptions{Program: prog})
 		if err != nil {
@@ -126,6 +140,7 @@ func (k *kernel) attach(l *loader, progs []program) (err error) {
 		done = append(done, attached{program: p, kernel: prog, link: ln})
 	}
 
+	k.timer = tm
 	k.attached = append(k.attached, done...)
 	k.collections = append(k.collections, coll)
 	if events != nil {
@@ -165,15 +180,28 @@ func (k *kernel) counters() Counters {
 }
 
 func (k *kernel) readEvent(e *Event) error {
-	if err := k.events.ReadInto(&k.record); err != nil {
-		return fmt.Errorf("read event: %w", err)
+	for {
+		if err := k.events.ReadInto(&k.record); err != nil {
+			return fmt.Errorf("read event: %w", err)
+		}
+		var monotonic unix.Timespec
+		if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &monotonic); err != nil {
+			return fmt.Errorf("read monotonic clock: %w", err)
+		}
+		var read Event
+		epoch, err := read.decode(k.record.RawSample, time.Now(), monotonic.Nano())
+		if err != nil {
+			return err
+		}
+		if read.Kind == OOMKill || k.isNews(&read, epoch) {
+			*e = read
+			return nil
+		}
 	}
-	var monotonic unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &monotonic); err != nil {
-		return fmt.Errorf("read monotonic clock: %w", err)
-	}
-	return e.decode(k.record.RawSample, time.Now(), monotonic.Nano())
 }
+
+// hasEvents reports whether some program is attached that fills the ring buffer.
+func (k *kernel) hasEvents() bool { return k.events != nil }
 
 func (k *kernel) stats() []ProgramStats {
 	k.mu.Lock()
@@ -210,6 +238,7 @@ func (k *kernel) close() error {
 		}
 	}
 	k.attached = nil
+	k.timer.program = nil
 	if k.events != nil {
 		if err := k.events.Close(); err != nil {
 			errs = append(errs, fmt.Errorf("close ring buffer: %w", err))

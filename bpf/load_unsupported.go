@@ -18,5 +18,10 @@ func (s *Sensor) load(Options) {
 
 func (*kernel) counters() Counters     { return Counters{} }
 func (*kernel) readEvent(*Event) error { return errors.ErrUnsupported }
+func (*kernel) hasEvents() bool        { return false }
+func (*kernel) readLevels(l *Levels)   { *l = Levels{} }
+func (*kernel) refresh() error         { return errors.ErrUnsupported }
 func (*kernel) stats() []ProgramStats  { return nil }
 func (*kernel) close() error           { return nil }
+
+func (*kernel) watch([]Watch, error, func(int, error)) error { return errors.ErrUnsupported }

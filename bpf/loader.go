@@ -52,13 +52,17 @@ type loader struct {
 }
 
 // choose returns the programs of a signal that suit the kernel, and one whose
-// tracepoint is missing, if any.
+// tracepoint or timer is missing, if any.
 func (l *loader) choose(signal Signal) (chosen []program, missing *program) {
 	for _, p := range programs() {
 		if p.signal != signal {
 			continue
 		}
-		if !l.traces(p.name) {
+		if p.timer != "" {
+			if !hasTimers(l.opts.Programs.KernelTypes) {
+				missing = &p
+			}
+		} else if !l.traces(p.name) {
 			if p.instead != "" && l.traces(p.instead) {
 				p.name = p.instead
 			} else {

@@ -90,3 +90,32 @@ func TestVerifierSeesOneBranch(t *testing.T) {
 		t.Error("the branch for a task is in the program for thread IDs")
 	}
 }
+
+func TestHasTimers(t *testing.T) {
+	types := func(helpers ...string) *btf.Spec {
+		enum := &btf.Enum{Name: "bpf_func_id", Size: 4}
+		for i, name := range helpers {
+			enum.Values = append(enum.Values, btf.EnumValue{Name: name, Value: uint64(i)})
+		}
+		b, err := btf.NewBuilder([]btf.Type{enum}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		spec, err := b.Spec()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return spec
+	}
+	if !hasTimers(types("BPF_FUNC_unspec", "BPF_FUNC_timer_init")) {
+		t.Error("5.15 has none")
+	}
+	old := types("BPF_FUNC_unspec", "BPF_FUNC_sys_close")
+	if hasTimers(old) || hasTimers(typesWith(t)) {
+		t.Error("5.14 has timers")
+	}
+	l := &loader{opts: ebpf.CollectionOptions{Programs: ebpf.ProgramOptions{KernelTypes: old}}}
+	if _, missing := l.choose(Pressure); missing == nil || missing.hook().Name != "bpf_timer/tick" {
+		t.Errorf("missing %+v", missing)
+	}
+}

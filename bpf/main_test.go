@@ -24,6 +24,7 @@ func TestMain(m *testing.M) {
 		"hooks":  helperHooks,
 		"oom":    helperOOM,
 		"thrash": helperThrash,
+		"watch":  helperWatch,
 	}
 	if err := helpers[name](os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, name+":", err)

@@ -23,6 +23,10 @@ var (
 		"Time that tasks spent freeing memory themselves.", []string{"scope"}, nil)
 	descBlockErrors = prometheus.NewDesc("nodeprobe_bpf_block_errors_total",
 		"Block I/O requests that ended in an error.", nil, nil)
+	descTicks = prometheus.NewDesc("nodeprobe_bpf_ticks_total",
+		"Times that the timer in the kernel compared levels with thresholds.", nil, nil)
+	descTickTime = prometheus.NewDesc("nodeprobe_bpf_tick_seconds_total",
+		"Time that the timer in the kernel ran.", nil, nil)
 	descLost = prometheus.NewDesc("nodeprobe_bpf_lost_events_total",
 		"Events that found the ring buffer full.", nil, nil)
 )
@@ -31,7 +35,7 @@ var (
 func (s *Sensor) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		descAttached, descRuns, descRunTime, descTasks, descForks, descExits, descOOMKills,
-		descReclaims, descReclaimStall, descBlockErrors, descLost,
+		descReclaims, descReclaimStall, descBlockErrors, descLost, descTicks, descTickTime,
 	} {
 		ch <- d
 	}
@@ -62,6 +66,8 @@ func (s *Sensor) Collect(ch chan<- prometheus.Metric) {
 	}
 	if c.Has.Has(OOM) {
 		counter(descOOMKills, float64(c.OOMKills))
+	}
+	if c.Has.Has(OOM) || c.Has.Has(Pressure) {
 		counter(descLost, float64(c.Lost))
 	}
 	if c.Has.Has(Reclaim) {
@@ -72,5 +78,11 @@ func (s *Sensor) Collect(ch chan<- prometheus.Metric) {
 	}
 	if c.Has.Has(BlockIO) {
 		counter(descBlockErrors, float64(c.BlockErrors))
+	}
+	if c.Has.Has(Pressure) {
+		var l Levels
+		s.Levels(&l)
+		counter(descTicks, float64(l.Ticks))
+		counter(descTickTime, l.TickTime.Seconds())
 	}
 }

@@ -2,10 +2,11 @@
 
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The kernel-side programs of nodeprobe. All of them are BTF tracepoint
- * programs (tp_btf, Linux 5.5), named after their tracepoint: of all ways to
- * attach, this one is both cheap and refused by no kernel that has BPF and BTF.
- * They only count, and tell user space of one thing: an OOM kill.
+ * The kernel-side programs of nodeprobe. All but one are BTF tracepoint programs
+ * (tp_btf, Linux 5.5), named after their tracepoint: of all ways to attach, this
+ * one is both cheap and refused by no kernel that has BPF and BTF. The one is in
+ * tick.h, with a timer. They count and compare, and tell user space of few
+ * things: an OOM kill, a level that crosses a threshold.
  *
  * Arguments that no program uses are not declared, because kernels add to them
  * and change their types.
@@ -14,31 +15,30 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
+#include "memory.h"
 #include "reclaim.h"
+#include "tick.h"
 #include "totals.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
 /* Signal Tasks */
 
-/* The initial PID namespace: static in the kernel, so the address stays good. */
-struct pid_namespace *initial_pid_ns;
-
-/* The kernel's flag in pid_allocated that the namespace may still grow. */
-#define PIDNS_ADDING (1U << 31)
-
 /* Runs after the PID has been allocated: the count includes the new task. */
 SEC("tp_btf/task_newtask")
 int BPF_PROG(task_newtask, struct task_struct *task)
 {
 	struct pid_namespace *ns = task->thread_pid->numbers[0].ns;
+	u64 allocated = ns->pid_allocated & ~PIDNS_ADDING;
 
 	if (!initial_pid_ns)
 		initial_pid_ns = ns;
 	/* Of two CPUs the later store wins, which may be the older figure; the
 	 * next fork or release mends that. */
-	counters.tasks = ns->pid_allocated & ~PIDNS_ADDING;
+	counters.tasks = allocated;
 	add(forks, 1);
+	if (pids_limit && allocated > pids_limit)
+		judge_pids(allocated);
 	return 0;
 }
 
@@ -53,25 +53,19 @@ int BPF_PROG(task_newtask, struct task_struct *task)
 SEC("tp_btf/sched_process_free")
 int BPF_PROG(sched_process_free)
 {
-	unsigned int allocated;
+	u64 allocated = allocated_pids();
 
 	add(exits, 1);
-	if (!initial_pid_ns)
-		return 0;
-	if (!bpf_core_read(&allocated, sizeof(allocated), &initial_pid_ns->pid_allocated))
-		counters.tasks = allocated & ~PIDNS_ADDING;
+	if (allocated)
+		counters.tasks = allocated;
 	return 0;
 }
 
 /* Signal OOM */
 
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 64 * 1024);
-} events SEC(".maps");
-
-/* Makes clang emit the type's BTF, for bpf2go. */
+/* Make clang emit the types' BTF, for bpf2go. */
 struct event *event_type __attribute__((unused));
+struct edge *edge_type __attribute__((unused));
 
 /*
  * Kernels before 6.9 pass mark_victim the victim's thread id instead of its
@@ -80,21 +74,11 @@ struct event *event_type __attribute__((unused));
  */
 const volatile bool victim_is_task = true;
 
-/*
- * The inode number of the directory of the task's memory cgroup. That of the
- * memory hierarchy if that is a v1 one, and 0 without CONFIG_MEMCG.
- */
+/* The inode number of the directory of the task's memory cgroup, or 0. */
 static __always_inline u64 memory_cgroup_id(struct task_struct *task)
 {
-	struct css_set *set = task->cgroups;
-	struct cgroup_subsys_state *css = 0;
-	u64 i;
+	struct cgroup_subsys_state *css = memory_css(task);
 
-	if (!bpf_core_enum_value_exists(enum cgroup_subsys_id, memory_cgrp_id))
-		return 0;
-	i = bpf_core_enum_value(enum cgroup_subsys_id, memory_cgrp_id);
-	/* The index is only known at load, so that clang cannot record the access. */
-	bpf_probe_read_kernel(&css, sizeof(css), (void *)__builtin_preserve_access_index(&set->subsys[0]) + i * sizeof(css));
 	return BPF_CORE_READ(css, cgroup, kn, id);
 }
 

@@ -13,6 +13,17 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type nodeprobeEdge struct {
+	_     structs.HostLayout
+	Time  uint64
+	Seq   uint64
+	Value int64
+	Watch uint32
+	Kind  uint16
+	Epoch uint16
+	Limit int64
+}
+
 type nodeprobeEvent struct {
 	_        structs.HostLayout
 	Time     uint64
@@ -22,6 +33,21 @@ type nodeprobeEvent struct {
 	Kind     uint16
 	Scope    uint16
 	Comm     [16]uint8
+}
+
+type nodeprobeLevel struct {
+	_        structs.HostLayout
+	Value    int64
+	Pressure uint64
+	ReadOnly uint64
+	Stale    uint64
+	Epoch    uint64
+	Refused  uint64
+}
+
+type nodeprobePressureArgs struct {
+	_     structs.HostLayout
+	Rearm uint64
 }
 
 type nodeprobeTotals struct {
@@ -38,12 +64,40 @@ type nodeprobeTotals struct {
 	Lost            uint64
 }
 
+type nodeprobeWant struct {
+	_      structs.HostLayout
+	Below  int64
+	Above  int64
+	Total  int64
+	Rate   uint64
+	Figure uint32
+	Fd     uint32
+}
+
+type nodeprobeWatchConfig struct {
+	_        structs.HostLayout
+	PageSize uint64
+	Watch    [16]nodeprobeWant
+}
+
+type nodeprobeWatchLevels struct {
+	_            structs.HostLayout
+	Ticks        uint64
+	TickNs       uint64
+	LatenessNs   uint64
+	PeriodNs     uint64
+	WorkingSet   int64
+	MemAvailable int64
+	Watch        [16]nodeprobeLevel
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	nodeprobeMapEvents                      = "events"
 	nodeprobeMapReclaims                    = "reclaims"
+	nodeprobeMapTickers                     = "tickers"
 	nodeprobeProgBlockRqComplete            = "block_rq_complete"
 	nodeprobeProgBlockRqError               = "block_rq_error"
 	nodeprobeProgMarkVictim                 = "mark_victim"
@@ -51,13 +105,22 @@ const (
 	nodeprobeProgMmVmscanDirectReclaimEnd   = "mm_vmscan_direct_reclaim_end"
 	nodeprobeProgMmVmscanMemcgReclaimBegin  = "mm_vmscan_memcg_reclaim_begin"
 	nodeprobeProgMmVmscanMemcgReclaimEnd    = "mm_vmscan_memcg_reclaim_end"
+	nodeprobeProgPressure                   = "pressure"
 	nodeprobeProgSchedProcessFree           = "sched_process_free"
 	nodeprobeProgTaskNewtask                = "task_newtask"
+	nodeprobeVarConfig                      = "config"
 	nodeprobeVarCounters                    = "counters"
+	nodeprobeVarEdgeType                    = "edge_type"
 	nodeprobeVarEventType                   = "event_type"
 	nodeprobeVarInitialPidNs                = "initial_pid_ns"
+	nodeprobeVarLevels                      = "levels"
+	nodeprobeVarNodes                       = "nodes"
+	nodeprobeVarNumZones                    = "num_zones"
+	nodeprobeVarPidsLimit                   = "pids_limit"
 	nodeprobeVarRqfQuiet                    = "rqf_quiet"
 	nodeprobeVarVictimIsTask                = "victim_is_task"
+	nodeprobeVarWatches                     = "watches"
+	nodeprobeVarZones                       = "zones"
 )
 
 // loadNodeprobe returns the embedded CollectionSpec for nodeprobe.
@@ -109,6 +172,7 @@ type nodeprobeProgramSpecs struct {
 	MmVmscanDirectReclaimEnd   *ebpf.ProgramSpec `ebpf:"mm_vmscan_direct_reclaim_end"`
 	MmVmscanMemcgReclaimBegin  *ebpf.ProgramSpec `ebpf:"mm_vmscan_memcg_reclaim_begin"`
 	MmVmscanMemcgReclaimEnd    *ebpf.ProgramSpec `ebpf:"mm_vmscan_memcg_reclaim_end"`
+	Pressure                   *ebpf.ProgramSpec `ebpf:"pressure"`
 	SchedProcessFree           *ebpf.ProgramSpec `ebpf:"sched_process_free"`
 	TaskNewtask                *ebpf.ProgramSpec `ebpf:"task_newtask"`
 }
@@ -119,17 +183,26 @@ type nodeprobeProgramSpecs struct {
 type nodeprobeMapSpecs struct {
 	Events   *ebpf.MapSpec `ebpf:"events"`
 	Reclaims *ebpf.MapSpec `ebpf:"reclaims"`
+	Tickers  *ebpf.MapSpec `ebpf:"tickers"`
 }
 
 // nodeprobeVariableSpecs contains global variables before they are loaded into the kernel.
 //
 // It can be passed ebpf.CollectionSpec.Assign.
 type nodeprobeVariableSpecs struct {
+	Config       *ebpf.VariableSpec `ebpf:"config"`
 	Counters     *ebpf.VariableSpec `ebpf:"counters"`
+	EdgeType     *ebpf.VariableSpec `ebpf:"edge_type"`
 	EventType    *ebpf.VariableSpec `ebpf:"event_type"`
 	InitialPidNs *ebpf.VariableSpec `ebpf:"initial_pid_ns"`
+	Levels       *ebpf.VariableSpec `ebpf:"levels"`
+	Nodes        *ebpf.VariableSpec `ebpf:"nodes"`
+	NumZones     *ebpf.VariableSpec `ebpf:"num_zones"`
+	PidsLimit    *ebpf.VariableSpec `ebpf:"pids_limit"`
 	RqfQuiet     *ebpf.VariableSpec `ebpf:"rqf_quiet"`
 	VictimIsTask *ebpf.VariableSpec `ebpf:"victim_is_task"`
+	Watches      *ebpf.VariableSpec `ebpf:"watches"`
+	Zones        *ebpf.VariableSpec `ebpf:"zones"`
 }
 
 // nodeprobeObjects contains all objects after they have been loaded into the kernel.
@@ -154,12 +227,14 @@ func (o *nodeprobeObjects) Close() error {
 type nodeprobeMaps struct {
 	Events   *ebpf.Map `ebpf:"events"`
 	Reclaims *ebpf.Map `ebpf:"reclaims"`
+	Tickers  *ebpf.Map `ebpf:"tickers"`
 }
 
 func (m *nodeprobeMaps) Close() error {
 	return _NodeprobeClose(
 		m.Events,
 		m.Reclaims,
+		m.Tickers,
 	)
 }
 
@@ -167,11 +242,19 @@ func (m *nodeprobeMaps) Close() error {
 //
 // It can be passed to loadNodeprobeObjects or ebpf.CollectionSpec.LoadAndAssign.
 type nodeprobeVariables struct {
+	Config       *ebpf.Variable `ebpf:"config"`
 	Counters     *ebpf.Variable `ebpf:"counters"`
+	EdgeType     *ebpf.Variable `ebpf:"edge_type"`
 	EventType    *ebpf.Variable `ebpf:"event_type"`
 	InitialPidNs *ebpf.Variable `ebpf:"initial_pid_ns"`
+	Levels       *ebpf.Variable `ebpf:"levels"`
+	Nodes        *ebpf.Variable `ebpf:"nodes"`
+	NumZones     *ebpf.Variable `ebpf:"num_zones"`
+	PidsLimit    *ebpf.Variable `ebpf:"pids_limit"`
 	RqfQuiet     *ebpf.Variable `ebpf:"rqf_quiet"`
 	VictimIsTask *ebpf.Variable `ebpf:"victim_is_task"`
+	Watches      *ebpf.Variable `ebpf:"watches"`
+	Zones        *ebpf.Variable `ebpf:"zones"`
 }
 
 // nodeprobePrograms contains all programs after they have been loaded into the kernel.
@@ -185,6 +268,7 @@ type nodeprobePrograms struct {
 	MmVmscanDirectReclaimEnd   *ebpf.Program `ebpf:"mm_vmscan_direct_reclaim_end"`
 	MmVmscanMemcgReclaimBegin  *ebpf.Program `ebpf:"mm_vmscan_memcg_reclaim_begin"`
 	MmVmscanMemcgReclaimEnd    *ebpf.Program `ebpf:"mm_vmscan_memcg_reclaim_end"`
+	Pressure                   *ebpf.Program `ebpf:"pressure"`
 	SchedProcessFree           *ebpf.Program `ebpf:"sched_process_free"`
 	TaskNewtask                *ebpf.Program `ebpf:"task_newtask"`
 }
@@ -198,6 +282,7 @@ func (p *nodeprobePrograms) Close() error {
 		p.MmVmscanDirectReclaimEnd,
 		p.MmVmscanMemcgReclaimBegin,
 		p.MmVmscanMemcgReclaimEnd,
+		p.Pressure,
 		p.SchedProcessFree,
 		p.TaskNewtask,
 	)

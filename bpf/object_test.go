@@ -25,7 +25,11 @@ func generate(t *testing.T, before, after string) string {
 	needClang(t)
 	dir := t.TempDir()
 	var found bool
-	for _, name := range []string{"nodeprobe.bpf.c", "kernel.h", "totals.h", "reclaim.h"} {
+	headers, err := filepath.Glob("*.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range append(headers, "nodeprobe.bpf.c") {
 		text := readAll(t, name)
 		found = found || strings.Contains(text, before)
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(strings.ReplaceAll(text, before, after)), 0o600); err != nil {
@@ -224,16 +228,26 @@ func TestEventLayout(t *testing.T) {
 	if diff := cmp.Diff([]uintptr{0, 8, 16, 24, 28, 30, 32, eventSize}, got); diff != "" {
 		t.Error(diff)
 	}
+	var g nodeprobeEdge
+	got = []uintptr{
+		unsafe.Offsetof(g.Time), unsafe.Offsetof(g.Seq), unsafe.Offsetof(g.Value), unsafe.Offsetof(g.Watch),
+		unsafe.Offsetof(g.Kind), unsafe.Offsetof(g.Epoch), unsafe.Offsetof(g.Limit), unsafe.Sizeof(g),
+	}
+	if diff := cmp.Diff([]uintptr{0, 8, 16, 24, 28, 30, 32, edgeSize}, got); diff != "" {
+		t.Error(diff)
+	}
 }
 
-// A kernel without memory cgroups lacks a value that a program asks for. It must
-// load there all the same.
+// A kernel without memory cgroups or ext4 lacks types and values that the programs
+// ask for. They must load there all the same.
 func TestValuesMayBeMissing(t *testing.T) {
-	open(t, Tasks, OOM, BlockIO).Close()
-	for program, value := range map[string]string{
-		nodeprobeProgMarkVictim: "memory_cgrp_id",
+	open(t, Tasks, OOM, BlockIO, Pressure).Close()
+	for value, program := range map[string]string{
+		"memory_cgrp_id": nodeprobeProgMarkVictim,
+		"mem_cgroup":     nodeprobeProgPressure,
+		"ext4_sb_info":   nodeprobeProgPressure,
 	} {
-		dir := generate(t, value, "nodeprobe_no_such_value")
+		dir := generate(t, value, "nodeprobe_no_such")
 		spec, err := ebpf.LoadCollectionSpec(filepath.Join(dir, generated(t, "nodeprobe_*_bpfel.o")[0]))
 		if err != nil {
 			t.Fatal(err)

@@ -3,9 +3,6 @@
 package bpf
 
 import (
-	"os"
-	"os/exec"
-	"path/filepath"
 	"runtime"
 	"testing"
 
@@ -20,22 +17,7 @@ type reclaimer struct {
 
 func newReclaimer(t *testing.T) reclaimer {
 	t.Helper()
-	needRoot(t)
-	object := "testdata/reclaim.o" // where make test-kernels runs this, without a compiler
-	if _, err := os.Stat(object); err != nil {
-		needClang(t)
-		object = filepath.Join(t.TempDir(), "reclaim.o")
-		cmd := exec.CommandContext(t.Context(), "clang", "-O2", "-g", "-mcpu=v3", "-target", "bpf", "-c", "testdata/reclaim.bpf.c", "-o", object)
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-	}
-	coll, err := ebpf.LoadCollection(object)
-	if err != nil {
-		lacking(t, "load programs: %v", err) // Linux 5.14
-	}
-	t.Cleanup(coll.Close)
-	return reclaimer{t, coll}
+	return reclaimer{t, testPrograms(t, "reclaim.bpf.c")}
 }
 
 func (r reclaimer) call(name string) uint32 {

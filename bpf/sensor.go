@@ -1,12 +1,19 @@
 // Package bpf counts in the kernel what /proc does not tell, or tells too late:
 // forks, OOM kills, the time that tasks lose to reclaiming memory, and block I/O
-// errors. It does so with small programs on BTF tracepoints that only add to
-// counters; nothing wakes user space but an OOM kill.
+// errors. And it has the kernel compare with thresholds what is left of PIDs,
+// memory and ext4 filesystems: see [Sensor.Watch].
 //
-// What it takes is Linux 5.5 on amd64 or arm64 (5.8 for OOM), built with
-// CONFIG_DEBUG_INFO_BTF, and CAP_BPF with CAP_PERFMON (CAP_SYS_ADMIN before
-// 5.8). Everything here is optional to the daemon, so what a kernel or a
-// container withholds costs just the signals concerned: see [Sensor.Hooks].
+// It does so with small programs on BTF tracepoints, and one that is called by a
+// timer. That sleeps as long as no level can reach its threshold meanwhile,
+// between half a millisecond and a second. User space is only woken by an OOM kill and
+// by a level that crosses a threshold ([Sensor.ReadEvent]); all else it finds in
+// memory that it shares with the kernel ([Sensor.Counters], [Sensor.Levels]).
+// What an event says is a hint to look, not the evidence.
+//
+// What it takes is Linux 5.8 on amd64 or arm64 (5.15 for Watch), built with
+// CONFIG_DEBUG_INFO_BTF, and CAP_BPF with CAP_PERFMON. Everything here is
+// optional to the daemon, so what a kernel or a container withholds costs just
+// the signals concerned: see [Sensor.Hooks].
 package bpf
 
 import (
@@ -106,11 +113,10 @@ func (s *Sensor) Counters() Counters {
 }
 
 // ReadEvent waits for the next event and stores it in e. It returns an error
-// that wraps os.ErrClosed once the Sensor is closed, and only then if the signal
-// OOM is missing. After any other error the caller may go on. It allocates
-// nothing.
+// that wraps os.ErrClosed once the Sensor is closed, and only then if no signal
+// gives events. After any other error the caller may go on. It allocates nothing.
 func (s *Sensor) ReadEvent(e *Event) error {
-	if !s.has.Has(OOM) {
+	if !s.kernel.hasEvents() {
 		<-s.closed
 		return os.ErrClosed
 	}

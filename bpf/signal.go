@@ -15,6 +15,9 @@ const (
 	Reclaim
 	// BlockIO gives Counters.BlockErrors.
 	BlockIO
+	// Pressure gives Levels and the events of watches. That of PIDs depends on
+	// Tasks too.
+	Pressure
 
 	// NumSignals is the number of signals.
 	NumSignals = int(iota)
@@ -22,7 +25,7 @@ const (
 
 // String returns the name used in logs, metrics and preflight.
 func (s Signal) String() string {
-	return [NumSignals]string{"tasks", "oom", "reclaim", "blockio"}[s]
+	return [NumSignals]string{"tasks", "oom", "reclaim", "blockio", "pressure"}[s]
 }
 
 // SignalSet is a set of signals.

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the programs and user space share: counters, and the event. */
+/* What the programs and user space share: counters, and the events. */
 #ifndef NODEPROBE_TOTALS_H
 #define NODEPROBE_TOTALS_H
 
@@ -38,6 +38,9 @@ struct totals counters;
 
 enum event_kind {
 	EVENT_OOM_KILL = 1,
+	EVENT_CROSSING = 2,
+	EVENT_READ_ONLY = 3,
+	EVENT_STALE = 4,
 };
 
 /* Which memory ran out. */
@@ -57,5 +60,21 @@ struct event {
 	u16 scope;
 	u8 comm[16];
 };
+
+/* Something about a watch, see watch.h. kind is where it is in struct event. */
+struct edge {
+	u64 time; /* CLOCK_MONOTONIC, ns */
+	u64 seq;  /* odd: it is so now; even: no longer */
+	s64 value;
+	u32 watch;
+	u16 kind;
+	u16 epoch; /* of the level */
+	s64 limit;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 64 * 1024);
+} events SEC(".maps");
 
 #endif

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -30,12 +31,19 @@ func payload(ctx context.Context, k kernel, root, scratch string) ([]file, error
 	}
 	files = append(files, file{name: "/bin/nodeprobe", from: nodeprobe}, file{name: "/bin/bpf.test", from: test})
 
-	// A guest has no compiler. Where this machine has none either, the test that
-	// takes this object is skipped.
+	// A guest has no compiler. Where this machine has none either, the tests that
+	// take these objects are skipped.
 	bpf := filepath.Join(root, "bpf")
-	reclaim := filepath.Join(scratch, "reclaim.o")
-	if _, err := output(ctx, bpf, "clang", "-O2", "-g", "-mcpu=v3", "-target", "bpf", "-c", "testdata/reclaim.bpf.c", "-o", reclaim); err == nil {
-		files = append(files, file{name: "/src/bpf/testdata/reclaim.o", from: reclaim})
+	sources, err := filepath.Glob(filepath.Join(bpf, "testdata", "*.bpf.c"))
+	if err != nil {
+		return nil, err
+	}
+	for _, source := range sources {
+		name := strings.TrimSuffix(filepath.Base(source), ".bpf.c") + ".o"
+		object := filepath.Join(scratch, name)
+		if _, err := output(ctx, bpf, "clang", "-O2", "-g", "-mcpu=v3", "-target", "bpf", "-c", source, "-o", object); err == nil {
+			files = append(files, file{name: "/src/bpf/testdata/" + name, from: object})
+		}
 	}
 	// Tests read the sources beside them.
 	err = filepath.WalkDir(bpf, func(path string, entry fs.DirEntry, err error) error {

@@ -148,7 +148,7 @@ var mustFind = []string{
 	"meminfo", "memory_cgroup", "loadavg", "vmstat", "nodefs",
 	"pressure_cpu", "pressure_memory", "pressure_io",
 	"hook tp_btf/task_newtask", "hook tp_btf/mark_victim",
-	"hook tp_btf/mm_vmscan_memcg_reclaim_begin", "hook tp_btf/block_rq_error",
+	"hook tp_btf/mm_vmscan_memcg_reclaim_begin", "hook tp_btf/block_rq_error", "hook bpf_timer/tick",
 }
 
 func (r *report) judgePreflight(text []byte) error {

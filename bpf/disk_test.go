@@ -1,0 +1,326 @@
+//go:build linux && (amd64 || arm64)
+
+package bpf
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// disk is an ext4 filesystem of 64 MiB on a loop device.
+type disk struct {
+	t       testing.TB
+	dir     string
+	device  string
+	mounted bool
+}
+
+func newDisk(t testing.TB) *disk {
+	t.Helper()
+	needRoot(t)
+	const size = 64 << 20
+	backing := sparseFile(t, size+(1<<20), size)
+	// Nothing is left to be done in the background later.
+	cmd := exec.CommandContext(t.Context(), "mkfs.ext4", "-q", "-F", "-b", "4096", "-N", "4096",
+		"-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard", "/dev/stdin")
+	cmd.Args[len(cmd.Args)-1] = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), backing.Fd())
+	if out, err := cmd.CombinedOutput(); err != nil {
+		lacking(t, "%v: %v: %s (apt-get install e2fsprogs)", cmd, err, out)
+	}
+	device, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", loopDevice(t, backing)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &disk{t: t, dir: t.TempDir(), device: device}
+	d.mount(0, "errors=remount-ro")
+	t.Cleanup(func() {
+		if d.mounted {
+			d.unmount(unix.MNT_DETACH)
+		}
+	})
+	return d
+}
+
+func (d *disk) mount(flags uintptr, options string) {
+	d.t.Helper()
+	if err := unix.Mount(d.device, d.dir, "ext4", flags, options); err != nil {
+		d.t.Fatalf("mount %s: %v", d.device, err)
+	}
+	d.mounted = true
+}
+
+func (d *disk) unmount(flags int) {
+	d.t.Helper()
+	if err := unix.Unmount(d.dir, flags); err != nil {
+		d.t.Fatalf("unmount %s: %v", d.device, err)
+	}
+	d.mounted = false
+}
+
+// open opens the root directory.
+func (d *disk) open(flags int) int {
+	d.t.Helper()
+	fd, err := unix.Open(d.dir, flags|unix.O_CLOEXEC, 0)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	return fd
+}
+
+// watch watches free bytes and inodes, never under pressure.
+func (d *disk) watch(s *Sensor) {
+	d.t.Helper()
+	fd := d.open(unix.O_PATH)
+	defer unix.Close(fd)
+	watch(d.t, s,
+		Watch{Figure: FreeBytes, FD: fd, Below: never, Above: never},
+		Watch{Figure: FreeInodes, FD: fd, Below: never, Above: never})
+}
+
+func (d *disk) statfs() unix.Statfs_t {
+	d.t.Helper()
+	var st unix.Statfs_t
+	if err := unix.Statfs(d.dir, &st); err != nil {
+		d.t.Fatal(err)
+	}
+	return st
+}
+
+func (d *disk) remove(names ...string) {
+	d.t.Helper()
+	for _, name := range names {
+		if err := os.Remove(filepath.Join(d.dir, name)); err != nil {
+			d.t.Fatal(err)
+		}
+	}
+}
+
+// touch makes n empty files, and returns their names.
+func (d *disk) touch(n int) []string {
+	d.t.Helper()
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprint("file", i)
+		if err := os.WriteFile(filepath.Join(d.dir, names[i]), nil, 0o600); err != nil {
+			d.t.Fatal(err)
+		}
+	}
+	return names
+}
+
+// fallocate gives a file its blocks without writing to them.
+func (d *disk) fallocate(name string, size int64) {
+	d.t.Helper()
+	f, err := os.Create(filepath.Join(d.dir, name))
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer f.Close()
+	if err := unix.Fallocate(int(f.Fd()), 0, 0, size); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// write writes a file, whose blocks are only reserved at first.
+func (d *disk) write(name string, size int) {
+	d.t.Helper()
+	if err := os.WriteFile(filepath.Join(d.dir, name), make([]byte, size), 0o600); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+func TestDiskAgreesWithStatfs(t *testing.T) {
+	s := open(t, Pressure)
+	d := newDisk(t)
+	d.watch(s)
+	check := func(what string) {
+		t.Helper()
+		if err := s.Refresh(); err != nil {
+			t.Fatal(err)
+		}
+		st, l := d.statfs(), levels(s)
+		bytes := l.Watches[0].Value - int64(st.Bfree)*st.Bsize
+		inodes := l.Watches[1].Value - int64(st.Ffree)
+		// What each CPU may keep to itself, of each counter.
+		slack := int64(max(32, 2*runtime.NumCPU()) * runtime.NumCPU())
+		if max(bytes, -bytes) > 2*slack*st.Bsize || max(inodes, -inodes) > slack {
+			t.Errorf("%s: differs from statfs by %d bytes and %d inodes", what, bytes, inodes)
+		}
+		t.Logf("%s: %+d KiB, %+d inodes", what, bytes/1024, inodes)
+	}
+	check("empty")
+	d.fallocate("a", 20<<20)
+	check("fallocate")
+	d.write("b", 10<<20)
+	check("write")
+	d.remove("a", "b")
+	check("remove")
+	names := d.touch(500)
+	check("files")
+	d.remove(names...)
+	check("no files")
+}
+
+func TestDiskCrosses(t *testing.T) {
+	s := open(t, Pressure)
+	d := newDisk(t)
+	fd := d.open(unix.O_RDONLY | unix.O_DIRECTORY)
+	defer unix.Close(fd)
+	for name, tt := range map[string]struct {
+		figure Figure
+		margin int64
+		down   func() (up func())
+	}{
+		"fallocate": {FreeBytes, 15 << 20, func() func() { d.fallocate("big", 30<<20); return func() { d.remove("big") } }},
+		"write":     {FreeBytes, 15 << 20, func() func() { d.write("big", 30<<20); return func() { d.remove("big") } }},
+		"inodes":    {FreeInodes, 500, func() func() { names := d.touch(1000); return func() { d.remove(names...) } }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			on, off := crossings(t, s, Watch{Figure: tt.figure, FD: fd}, tt.margin, tt.down)
+			t.Logf("down by %d too many, up by %d", on.Limit-on.Value, off.Value-off.Limit)
+		})
+	}
+}
+
+func TestReadOnlyIsAnEdge(t *testing.T) {
+	s := open(t, Pressure)
+	d := newDisk(t)
+	d.watch(s)
+	d.mount(unix.MS_REMOUNT|unix.MS_RDONLY, "")
+	// Each of the two watches tells.
+	wantEvent(t, s, Event{Kind: ReadOnly, Watch: 0, Seq: 1, On: true})
+	wantEvent(t, s, Event{Kind: ReadOnly, Watch: 1, Seq: 1, On: true})
+	if l := levels(s); !l.Watches[0].ReadOnly.On() || l.Watches[0].Stale != 0 || l.Watches[0].Pressure != 0 {
+		t.Errorf("%+v", l.Watches[0])
+	}
+	d.mount(unix.MS_REMOUNT, "")
+	wantEvent(t, s, Event{Kind: ReadOnly, Watch: 0, Seq: 2})
+	wantEvent(t, s, Event{Kind: ReadOnly, Watch: 1, Seq: 2})
+}
+
+// A filesystem that takes no more writes is read-only, whatever its mount says.
+func TestErrorMakesReadOnly(t *testing.T) {
+	s := open(t, Pressure)
+	for name, fail := range map[string]func(*disk) error{
+		"errors=remount-ro": func(d *disk) error {
+			trigger := filepath.Join("/sys/fs/ext4", filepath.Base(d.device), "trigger_fs_error")
+			return os.WriteFile(trigger, []byte("nodeprobe test\n"), 0)
+		},
+		"shutdown": func(d *disk) error {
+			fd := d.open(unix.O_RDONLY | unix.O_DIRECTORY)
+			defer unix.Close(fd)
+			const shutdown = 0x8004587d // EXT4_IOC_SHUTDOWN
+			return unix.IoctlSetPointerInt(fd, shutdown, 0)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDisk(t)
+			d.watch(s)
+			before := uint64(levels(s).Watches[0].ReadOnly)
+			if err := fail(d); err != nil {
+				lacking(t, "%v", err)
+			}
+			wantEvent(t, s, Event{Kind: ReadOnly, Watch: 0, Seq: before + 1, On: true})
+			wantEvent(t, s, Event{Kind: ReadOnly, Watch: 1, Seq: before + 1, On: true})
+			if err := os.WriteFile(filepath.Join(d.dir, "new"), nil, 0o600); err == nil {
+				t.Error("it can still be written to")
+			}
+			watch(t, s)
+		})
+	}
+}
+
+// A watch does not keep a filesystem from being unmounted, and ends with it.
+func TestUnmountMakesStale(t *testing.T) {
+	s := open(t, Pressure)
+	d := newDisk(t)
+	d.watch(s)
+	before := levels(s).Watches[0].Value
+	d.unmount(0)
+	wantEvent(t, s, Event{Kind: Stale, Watch: 0, Seq: 1, On: true})
+	wantEvent(t, s, Event{Kind: Stale, Watch: 1, Seq: 1, On: true})
+	l := levels(s)
+	if w := l.Watches[0]; !w.Stale.On() || w.Value != before || w.ReadOnly != 0 || w.Pressure != 0 {
+		t.Errorf("%+v, value was %d", w, before)
+	}
+	eventually(t, "further ticks", func() bool { return levels(s).Ticks > l.Ticks+1 })
+	if e := event(t, s, 0); e != nil {
+		t.Errorf("%+v", e)
+	}
+	// Mounted again it is another one, until that is watched.
+	d.mount(0, "")
+	if err := s.Refresh(); err != nil {
+		t.Fatal(err)
+	}
+	if !levels(s).Watches[0].Stale.On() {
+		t.Error("no longer stale")
+	}
+	d.watch(s)
+	if w := levels(s).Watches[0]; w.Stale != 2 || w.Value == 0 {
+		t.Errorf("%+v", w)
+	}
+}
+
+// Unmounted lazily, a filesystem lives on in whoever has a file of it open.
+func TestLazyUnmount(t *testing.T) {
+	s := open(t, Pressure)
+	d := newDisk(t)
+	d.watch(s)
+	fd := d.open(unix.O_RDONLY | unix.O_DIRECTORY)
+	closed := false
+	defer func() {
+		if !closed {
+			unix.Close(fd)
+		}
+	}()
+	if err := unix.Unmount(d.dir, 0); err != unix.EBUSY {
+		t.Fatalf("unmount with an open file: %v", err)
+	}
+	d.unmount(unix.MNT_DETACH)
+	before := levels(s).Watches[0].Value
+	file, err := unix.Openat(fd, "big", unix.O_CREAT|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Fallocate(file, 0, 0, 20<<20); err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(file)
+	if err := s.Refresh(); err != nil {
+		t.Fatal(err)
+	}
+	if w := levels(s).Watches[0]; w.Stale != 0 || w.Value > before-(10<<20) {
+		t.Errorf("%+v, value was %d", w, before)
+	}
+	unix.Close(fd)
+	closed = true
+	wantEvent(t, s, Event{Kind: Stale, Watch: 0, Seq: 1, On: true})
+}
+
+// The memory of what is gone is used again, and by the like: no watch may take
+// another filesystem for its own.
+func TestStaleStaysStale(t *testing.T) {
+	s := open(t, Pressure)
+	first := newDisk(t)
+	first.watch(s)
+	first.unmount(0)
+	wantEvent(t, s, Event{Kind: Stale, Watch: 0, Seq: 1, On: true})
+	before := levels(s).Watches[0]
+	for range 10 {
+		d := newDisk(t)
+		d.write("big", 20<<20)
+		if err := s.Refresh(); err != nil {
+			t.Fatal(err)
+		}
+		d.unmount(0)
+	}
+	if after := levels(s).Watches[0]; after != before {
+		t.Errorf("%+v, before %+v", after, before)
+	}
+}

@@ -1,0 +1,288 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * Watches the levels: PIDs from task_newtask, everything else, and the PIDs'
+ * release, from a timer that sleeps as long as it safely may (Linux 5.15).
+ *
+ * What is done for each watch is in functions that are neither inline nor static:
+ * those the verifier goes through once, instead of once for each watch and each
+ * way that led there, which are too many.
+ */
+#ifndef NODEPROBE_TICK_H
+#define NODEPROBE_TICK_H
+
+#include "decide.h"
+#include "disk.h"
+#include "memory.h"
+#include "totals.h"
+
+/*
+ * Counts an edge and tells user space. Two CPUs can do so at once, with the same
+ * number and the same news; user space drops the second.
+ */
+static __always_inline void flip(u64 *edges, u32 kind, u32 watch, s64 value, s64 limit)
+{
+	u64 seq = *edges + 1;
+	struct edge *edge;
+
+	*edges = seq;
+	edge = bpf_ringbuf_reserve(&events, sizeof(*edge), 0);
+	if (!edge) {
+		add(lost, 1);
+		return;
+	}
+	edge->time = bpf_ktime_get_ns();
+	edge->seq = seq;
+	edge->value = value;
+	edge->watch = watch;
+	edge->kind = kind;
+	edge->epoch = levels.watch[watch].epoch;
+	edge->limit = limit;
+	bpf_ringbuf_submit(edge, 0);
+}
+
+static __always_inline void judge(u32 i, s64 value)
+{
+	const struct want *want = &watches[i].want;
+	struct level *level = &levels.watch[i];
+	bool pressure = is(level->pressure);
+
+	level->value = value;
+	if (crosses(want, pressure, value))
+		flip(&level->pressure, EVENT_CROSSING, i, value, pressure ? want->above : want->below);
+}
+
+/* The initial PID namespace: static in the kernel, so the address stays good. */
+struct pid_namespace *initial_pid_ns;
+
+/* The kernel's flag in pid_allocated that the namespace may still grow. */
+#define PIDNS_ADDING (1U << 31)
+
+/* Returns 0 if it is not known. */
+static __always_inline u64 allocated_pids(void)
+{
+	unsigned int allocated;
+
+	if (!initial_pid_ns || bpf_core_read(&allocated, sizeof(allocated), &initial_pid_ns->pid_allocated))
+		return 0;
+	return allocated & ~PIDNS_ADDING;
+}
+
+/* How many PIDs can be allocated without a watch crossing into pressure; 0 if
+ * there is none that could. All that a fork has to compare with. */
+u64 pids_limit;
+
+__noinline int judge_pids(u64 allocated)
+{
+	u64 limit = 0;
+
+	for (u32 i = 0; i < MAX_WATCHES; i++) {
+		const struct want *want = &watches[i].want;
+		u64 most = want->total - want->below;
+
+		if (want->figure != FIGURE_PIDS)
+			continue;
+		judge(i, want->total - allocated);
+		if (!is(levels.watch[i].pressure) && (!limit || most < limit))
+			limit = most;
+	}
+	/* Of two CPUs the later store wins; the next tick puts it right. */
+	pids_limit = limit;
+	return 0;
+}
+
+static __always_inline void judge_disk(u32 i)
+{
+	struct level *level = &levels.watch[i];
+	struct watch *w = &watches[i];
+	bool read_only;
+	s64 value;
+
+	if (!bpf_core_type_exists(struct ext4_sb_info) || is(level->stale))
+		return;
+	if (w->want.figure == FIGURE_FREE_BYTES)
+		value = free_bytes(w->ext4, w->shift);
+	else
+		value = free_inodes(w->ext4);
+	read_only = is_read_only(w->sb, w->ext4);
+	if (!same_filesystem(w)) {
+		flip(&level->stale, EVENT_STALE, i, level->value, 0);
+		return;
+	}
+	if (read_only != is(level->read_only))
+		flip(&level->read_only, EVENT_READ_ONLY, i, value, 0);
+	judge(i, value);
+}
+
+#define NEVER (~0ULL)
+
+/* Measures and judges one watch. Returns how long that will do, in ns. */
+__noinline u64 look_at(u32 i)
+{
+	const struct want *want;
+	struct level *level;
+
+	if (i >= MAX_WATCHES)
+		return NEVER;
+	want = &watches[i].want;
+	level = &levels.watch[i];
+	switch (want->figure) {
+	case FIGURE_NONE:
+		return NEVER;
+	case FIGURE_WORKING_SET:
+		judge(i, want->total - levels.working_set);
+		break;
+	case FIGURE_MEM_AVAILABLE:
+		judge(i, levels.mem_available);
+		break;
+	case FIGURE_FREE_BYTES:
+	case FIGURE_FREE_INODES:
+		judge_disk(i);
+		break;
+	}
+	if (is(level->stale))
+		return PERIOD_MAX;
+	return until_crossing(want, is(level->pressure), level->value);
+}
+
+/* Measures and judges everything. Returns how long that will do. */
+__noinline u64 look(void)
+{
+	u64 allocated = allocated_pids();
+	u64 period = NEVER;
+
+	if (num_zones)
+		measure_memory();
+	if (allocated)
+		judge_pids(allocated);
+	for (u32 i = 0; i < MAX_WATCHES; i++) {
+		u64 ns = look_at(i);
+
+		if (ns < period)
+			period = ns;
+	}
+	levels.period_ns = period == NEVER ? 0 : period;
+	return period;
+}
+
+struct ticker {
+	struct bpf_timer timer;
+	u64 due;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct ticker);
+} tickers SEC(".maps");
+
+/* Keeps account of itself, as the kernel's statistics leave timers out. */
+static int tick(void *map, u32 *key, struct ticker *ticker)
+{
+	u64 began = bpf_ktime_get_ns();
+	u64 late = began - ticker->due;
+	u64 period = look();
+	u64 now = bpf_ktime_get_ns();
+
+	levels.ticks++;
+	levels.tick_ns += now - began;
+	if (began > ticker->due && late > levels.lateness_ns)
+		levels.lateness_ns = late;
+	ticker->due = now + period;
+	bpf_timer_start(&ticker->timer, period, 0);
+	return 0;
+}
+
+static __always_inline void settle(u64 *edges)
+{
+	*edges += *edges & 1;
+}
+
+/* Puts a request into force. What was watched before keeps its state, and so
+ * gives an event when that changes by new thresholds. */
+__noinline int adopt(u32 i)
+{
+	u64 refused = REFUSED_NOT;
+	struct watch new = {};
+	struct level *level;
+	struct watch *old;
+
+	if (i >= MAX_WATCHES)
+		return 0;
+	new.want = config.watch[i];
+	level = &levels.watch[i];
+	old = &watches[i];
+	switch (new.want.figure) {
+	case FIGURE_FREE_BYTES:
+	case FIGURE_FREE_INODES:
+		refused = find_filesystem(&new);
+		break;
+	case FIGURE_WORKING_SET:
+	case FIGURE_MEM_AVAILABLE:
+		if (!num_zones)
+			refused = REFUSED_NO_ZONES;
+		break;
+	}
+	if (refused)
+		new.want.figure = FIGURE_NONE;
+	if (new.want.figure != old->want.figure || new.sb != old->sb || new.root != old->root) {
+		settle(&level->pressure);
+		settle(&level->read_only);
+		level->value = 0;
+		level->epoch++;
+	}
+	settle(&level->stale);
+	level->refused = refused;
+	*old = new;
+	return 0;
+}
+
+struct pressure_args {
+	u64 rearm;
+};
+
+/*
+ * User space runs this: to put requests into force, or just to have the levels
+ * measured now. The timer starts anew with new requests, as the period that it
+ * sleeps was computed for the old ones.
+ */
+SEC("syscall")
+int pressure(struct pressure_args *args)
+{
+	struct task_struct *task = (void *)bpf_get_current_task();
+	struct ticker *ticker;
+	u32 zero = 0;
+	u64 period;
+	long err;
+
+	if (!initial_pid_ns)
+		initial_pid_ns = BPF_CORE_READ(task, thread_pid, numbers[0].ns);
+	/* Every time: memory can be plugged in. */
+	find_memory();
+	if (!args->rearm) {
+		look();
+		return 0;
+	}
+	ticker = bpf_map_lookup_elem(&tickers, &zero);
+	if (!ticker)
+		return 0;
+	err = bpf_timer_init(&ticker->timer, &tickers, CLOCK_MONOTONIC);
+	if (err && err != -EBUSY)
+		return -err;
+	/* Waits for a tick that is under way. */
+	bpf_timer_cancel(&ticker->timer);
+	pids_limit = 0;
+	for (u32 i = 0; i < MAX_WATCHES; i++)
+		adopt(i);
+	period = look();
+	if (period == NEVER)
+		return 0;
+	/* To cancel is to forget the callback. */
+	err = bpf_timer_set_callback(&ticker->timer, tick);
+	if (err)
+		return -err;
+	ticker->due = bpf_ktime_get_ns() + period;
+	return -bpf_timer_start(&ticker->timer, period, 0);
+}
+
+#endif

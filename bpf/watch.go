@@ -1,0 +1,250 @@
+package bpf
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+)
+
+// MaxWatches is how many watches there can be at a time.
+const MaxWatches = 16
+
+// Figure is what a Watch looks at. Of each, less is worse.
+type Figure uint8
+
+// The figures. The kernel's counters lag by what each CPU has not handed in yet,
+// as do those in /proc and statfs, by some hundred pages or blocks.
+const (
+	// PIDs is Watch.Total less the PIDs allocated in the initial PID namespace,
+	// zombies included. Going under is noticed by the fork that does so.
+	PIDs Figure = iota + 1
+	// WorkingSet is Watch.Total less Levels.WorkingSet, in bytes: with MemTotal
+	// for Total, what the kubelet calls memory.available.
+	WorkingSet
+	// MemAvailable is Levels.MemAvailable, in bytes.
+	MemAvailable
+	// FreeBytes is what an ext4 filesystem has free, in bytes: f_bfree of
+	// statfs(2), so including what is reserved for root.
+	FreeBytes
+	// FreeInodes is how many inodes an ext4 filesystem has free: f_ffree.
+	FreeInodes
+)
+
+// String returns the name used in errors and logs.
+func (f Figure) String() string {
+	switch f {
+	case PIDs:
+		return "pids"
+	case WorkingSet:
+		return "working_set"
+	case MemAvailable:
+		return "mem_available"
+	case FreeBytes:
+		return "free_bytes"
+	case FreeInodes:
+		return "free_inodes"
+	}
+	return fmt.Sprintf("figure(%d)", uint8(f))
+}
+
+// ofFilesystem reports whether the figure is one of a filesystem.
+func (f Figure) ofFilesystem() bool { return f == FreeBytes || f == FreeInodes }
+
+// Watch says what the kernel shall compare with which thresholds.
+type Watch struct {
+	Figure Figure
+	// FD is any open file of the filesystem, also one opened with O_PATH. It is
+	// only used during Sensor.Watch: if nobody else keeps the filesystem from
+	// being unmounted, the Watch does not either, but becomes stale.
+	FD int
+	// Total is what there is in all, for PIDs and WorkingSet.
+	Total int64
+	// Pressure begins when the figure falls below Below, and ends when it is
+	// back at Above, which must not be less.
+	Below, Above int64
+	// MaxRate is the fastest that the figure is expected to fall, per second. A
+	// crossing by a fall that is no faster is noticed within half a millisecond;
+	// by a faster one, and fallocate(2) is faster than any rate, within a second.
+	// The higher it is, the more often the timer ticks ahead of a crossing. 0
+	// stands for a default: per CPU 4 GiB/s of memory; 4 GiB/s of writes and a
+	// million new files per second.
+	MaxRate uint64
+}
+
+// maxRate keeps the kernel side's arithmetic from overflowing.
+const maxRate = 1 << 43
+
+// defaultMaxRate returns the rate for a figure, given the number of CPUs.
+func defaultMaxRate(f Figure, cpus int) uint64 {
+	switch f {
+	case WorkingSet, MemAvailable:
+		return 4 << 30 * uint64(cpus)
+	case FreeBytes:
+		return 4 << 30
+	}
+	return 1_000_000
+}
+
+// validate checks what can be checked without a kernel.
+func (w *Watch) validate() error {
+	switch {
+	case w.Figure < PIDs || w.Figure > FreeInodes:
+		return errors.New("unknown figure")
+	case w.Above < w.Below:
+		return fmt.Errorf("pressure ends at %d, before it begins at %d", w.Above, w.Below)
+	case (w.Figure == PIDs || w.Figure == WorkingSet) && w.Total <= 0:
+		return fmt.Errorf("total is %d", w.Total)
+	case w.Figure.ofFilesystem() && w.FD < 0:
+		return fmt.Errorf("file descriptor is %d", w.FD)
+	case w.MaxRate > maxRate:
+		return fmt.Errorf("rate %d is more than %d", w.MaxRate, uint64(maxRate))
+	}
+	return nil
+}
+
+// Watch puts ws into force in place of all earlier watches. An index of ws is
+// what Event.Watch and Levels.Watches go by. No watches stop the timer.
+//
+// A Watch that has the figure, and the filesystem, of the earlier one at its
+// index takes over that one's state: if other thresholds change that, there is an
+// event like any other. The others start as not under pressure, and give an event
+// at once if they are; events of their predecessors are no longer delivered.
+//
+// An error of type [WatchErrors] names those that cannot be watched here, for
+// the caller to poll; the others are in force. Any other error means that ws is
+// invalid or the Sensor closed, and changes nothing.
+func (s *Sensor) Watch(ws []Watch) error {
+	if len(ws) > MaxWatches {
+		return fmt.Errorf("watch: %d watches, at most %d", len(ws), MaxWatches)
+	}
+	for i := range ws {
+		if err := ws[i].validate(); err != nil {
+			return fmt.Errorf("watch %d (%v): %w", i, ws[i].Figure, err)
+		}
+	}
+	var refused WatchErrors
+	refuse := func(i int, err error) {
+		refused = append(refused, WatchError{Watch: i, Figure: ws[i].Figure, Err: err})
+	}
+	if err := s.lacks(Pressure); err != nil {
+		for i := range ws {
+			refuse(i, err)
+		}
+	} else if err := s.kernel.watch(ws, s.lacks(Tasks), refuse); err != nil {
+		return fmt.Errorf("watch: %w", err)
+	}
+	if refused != nil {
+		return refused
+	}
+	return nil
+}
+
+// lacks returns why a signal is missing, nil if it is not.
+func (s *Sensor) lacks(signal Signal) error {
+	for _, h := range s.hooks {
+		if h.Signal == signal && h.Err != nil {
+			return fmt.Errorf("%s: %w", h.Name, h.Err)
+		}
+	}
+	return nil
+}
+
+// WatchError says why one Watch is not in force.
+type WatchError struct {
+	// Watch is its index.
+	Watch  int
+	Figure Figure
+	// Err wraps errors.ErrUnsupported for what this kernel or filesystem lacks,
+	// or the Err of a Hook.
+	Err error
+}
+
+func (e WatchError) Error() string { return fmt.Sprintf("watch %d (%v): %v", e.Watch, e.Figure, e.Err) }
+
+// Unwrap returns Err.
+func (e WatchError) Unwrap() error { return e.Err }
+
+// WatchErrors has an entry for each Watch that is not in force.
+type WatchErrors []WatchError
+
+func (e WatchErrors) Error() string {
+	lines := make([]string, len(e))
+	for i := range e {
+		lines[i] = e[i].Error()
+	}
+	return strings.Join(lines, "; ")
+}
+
+// Unwrap returns the entries.
+func (e WatchErrors) Unwrap() []error {
+	errs := make([]error, len(e))
+	for i := range e {
+		errs[i] = e[i]
+	}
+	return errs
+}
+
+// Edges counts how often something began or ended: if odd, it is so now. It only
+// ever grows. The Event of an edge has the new count for its Seq; so where Levels
+// is ahead of the latest Event, events are still to be read, or lost.
+type Edges uint64
+
+// On reports whether it is so now.
+func (e Edges) On() bool { return e&1 == 1 }
+
+// Level is what the kernel knows about a Watch.
+type Level struct {
+	// Value is the figure when it was last looked at.
+	Value int64
+	// Pressure is whether the thresholds say so.
+	Pressure Edges
+	// ReadOnly is whether the filesystem takes no writes, by mount option or for
+	// errors.
+	ReadOnly Edges
+	// Stale is whether the filesystem is gone, and everything else about it as
+	// it was then. Watch it anew.
+	Stale Edges
+}
+
+// Levels is what the kernel measured, for each Watch and as a whole.
+type Levels struct {
+	// WorkingSet is the memory in use that cannot be dropped at once: that of
+	// anonymous pages and of files, except inactive files. It is what the
+	// kubelet computes from the root memory cgroup.
+	WorkingSet int64
+	// MemAvailable is computed like MemAvailable of /proc/meminfo. Kernels that
+	// count memory there which their zones do not have yet differ by that much.
+	MemAvailable int64
+
+	// Ticks counts the times that the timer looked, TickTime is how long that
+	// took together. Lateness is the longest that it was ever overdue.
+	Ticks    uint64
+	TickTime time.Duration
+	Lateness time.Duration
+	// Period is how long the timer sleeps at present; 0 if nothing is watched.
+	Period time.Duration
+
+	Watches [MaxWatches]Level
+}
+
+// Levels stores the levels in l as they are now, which is as of the latest tick.
+// It costs no system call and allocates nothing. Without the signal Pressure
+// they are zero.
+func (s *Sensor) Levels(l *Levels) { s.kernel.readLevels(l) }
+
+// Refresh measures everything now, as a tick does. It also works with nothing
+// watched: to find by how much the figures of memory differ from those in /proc.
+func (s *Sensor) Refresh() error {
+	if err := s.lacks(Pressure); err != nil {
+		return fmt.Errorf("refresh levels: %w", err)
+	}
+	if err := s.kernel.refresh(); err != nil {
+		return fmt.Errorf("refresh levels: %w", err)
+	}
+	return nil
+}
+
+// errWatchClosed is what watching after Close gives.
+var errWatchClosed = fmt.Errorf("sensor: %w", os.ErrClosed)
