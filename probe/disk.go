@@ -160,6 +160,23 @@ func (f *filesystem) observations() (space, inodes Observation, err error) {
 	return space, inodes, nil
 }
 
+// found says which filesystem answered.
+func (f *filesystem) found() Filesystem {
+	if f.got.err != nil {
+		return Filesystem{}
+	}
+	st := &f.got.st
+	unit := uint64(st.Frsize)
+	if unit == 0 {
+		unit = uint64(st.Bsize)
+	}
+	reserved := st.Bfree - st.Bavail
+	if st.Bfree < st.Bavail || unit == 0 || reserved > math.MaxInt64/unit {
+		reserved = 0
+	}
+	return Filesystem{Path: f.got.path, Reserved: int64(reserved * unit)}
+}
+
 // errSize marks the answer of a filesystem that has no size, or an impossible
 // one.
 var errSize = errors.New("impossible size")
@@ -245,6 +262,7 @@ func (r *diskReader) finish(s *Snapshot) {
 	r.nodefs.finish(s.Time, r.timer, deadline)
 	r.imagefs.finish(s.Time, r.timer, deadline)
 	r.timer.Stop()
+	s.NodeFs, s.ImageFs = r.nodefs.found(), r.imagefs.found()
 	s.Signals[NodeFsAvailable], s.Signals[NodeFsInodesFree], s.Errors[SourceNodeFs] = r.nodefs.observations()
 	s.Signals[ImageFsAvailable], s.Signals[ImageFsInodesFree], s.Errors[SourceImageFs] = r.imagefs.observations()
 }

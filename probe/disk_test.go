@@ -187,3 +187,21 @@ func TestRealStatfs(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// Where the filesystem is, and what of it root keeps for itself, go with every
+// answer and with no other.
+func TestFilesystem(t *testing.T) {
+	f := newFilesystem("/", []string{"/a", "/"})
+	f.got = statfsAnswer{path: "/host/a", st: unix.Statfs_t{Frsize: 4096, Blocks: 1000, Bfree: 300, Bavail: 250}}
+	if got, want := f.found(), (Filesystem{Path: "/host/a", Reserved: 50 * 4096}); got != want {
+		t.Errorf("found %+v, want %+v", got, want)
+	}
+	f.got.st.Bavail = 301 // nonsense
+	if got, want := f.found(), (Filesystem{Path: "/host/a"}); got != want {
+		t.Errorf("found %+v, want %+v", got, want)
+	}
+	f.got.err = unix.EIO
+	if got := f.found(); got != (Filesystem{}) {
+		t.Errorf("found %+v after an error", got)
+	}
+}

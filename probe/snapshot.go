@@ -20,6 +20,9 @@ type Snapshot struct {
 	// Signals holds the limited resources, indexed by Signal.
 	Signals [NumSignals]Observation
 
+	// NodeFs and ImageFs say where the two filesystems are.
+	NodeFs, ImageFs Filesystem
+
 	Memory   Memory
 	Swap     Swap
 	Tasks    Tasks
@@ -82,6 +85,15 @@ type Observation struct {
 	// Err says why not. It is nil where there is nothing to read, such as the
 	// inodes of a filesystem that does not count them.
 	Err error
+}
+
+// Filesystem is where a filesystem was found.
+type Filesystem struct {
+	// Path is a directory on it, as this process sees it; "" if it could not be
+	// read.
+	Path string
+	// Reserved is what only root may fill, in bytes: free and not available.
+	Reserved int64
 }
 
 // Memory is the node's memory by two accounts, in bytes.

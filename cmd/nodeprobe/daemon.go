@@ -25,6 +25,7 @@ type daemon struct {
 	sampler     *probe.Sampler
 	notifier    *probe.Notifier
 	monitor     *monitor
+	limits      *kernelLimits
 	thresholds  []pressure.Threshold
 	updater     *status.Updater        // nil unless the mode is own
 	heartbeater *heartbeat.Heartbeater // nil unless the mode is own
@@ -59,6 +60,8 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 		return d, fmt.Errorf("set up sampler: %w", err)
 	}
 	d.monitor = newMonitor(cfg, p, d.sampler.Healthy, log, reg)
+	d.limits = &kernelLimits{watch: d.sensor.Watch, log: log}
+	d.monitor.watch = d.limits.update
 	reg.MustRegister(tierCollector{d.monitor, d.sensor.Hooks()})
 	if d.notifier, err = probe.NewNotifier(probe.NotifierConfig{Procfs: paths.procfs, Sysfs: paths.sysfs, Logger: log}); err != nil {
 		return d, fmt.Errorf("set up notifier: %w", err)

@@ -19,9 +19,12 @@ import (
 // monitor stands between the sampler and whoever wants to know: it has each
 // snapshot judged, and keeps the latest of both.
 type monitor struct {
-	healthy    func() error
-	log        *slog.Logger
-	changed    func() // called when a verdict changed; must not block
+	healthy func() error
+	log     *slog.Logger
+	changed func() // called when a verdict changed; must not block
+	// watch says which estimates' limits the kernel watches, so that they need no
+	// early sample; nil means none.
+	watch      func(*probe.Snapshot, []pressure.Estimate) []bool
 	transition time.Duration
 	interval   time.Duration // between samples while no limit is near
 
@@ -33,7 +36,8 @@ type monitor struct {
 	snapshot   probe.Snapshot
 	verdicts   [pressure.NumConditions]pressure.Verdict
 	estimates  []pressure.Estimate
-	next       time.Duration // what the pace was last
+	left       []pressure.Estimate // reused by polled
+	next       time.Duration       // what the pace was last
 }
 
 func newMonitor(cfg *config, p *policy, healthy func() error, log *slog.Logger, reg prometheus.Registerer) *monitor {
@@ -68,13 +72,27 @@ func (m *monitor) observe(s *probe.Snapshot) (next time.Duration) {
 	m.snapshot = *s
 	changed := m.judge()
 	copy(m.estimates, m.forecaster.Observe(s))
-	m.next = pressure.NextSample(m.estimates, m.next, pressure.Pace{Base: m.interval})
+	m.next = pressure.NextSample(m.polled(s), m.next, pressure.Pace{Base: m.interval})
 	next = min(m.next, m.release())
 	m.mu.Unlock()
 	if changed {
 		m.changed()
 	}
 	return next
+}
+
+// polled returns the estimates of limits that nothing but samples can tell of.
+func (m *monitor) polled(s *probe.Snapshot) []pressure.Estimate {
+	if m.watch == nil {
+		return m.estimates
+	}
+	m.left = m.left[:0]
+	for i, watched := range m.watch(s, m.estimates) {
+		if !watched {
+			m.left = append(m.left, m.estimates[i])
+		}
+	}
+	return m.left
 }
 
 // release returns how long it is until a condition that is only held may end.

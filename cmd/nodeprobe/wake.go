@@ -27,6 +27,7 @@ func (d *daemon) observe(s *probe.Snapshot) time.Duration {
 func (d *daemon) notified(cause probe.NotifyCause) {
 	switch cause {
 	case probe.NotifyMounts:
+		d.limits.stale.Store(true)
 		d.sampler.Wake(probe.CauseMounts)
 	case probe.NotifyCgroup:
 		d.sampler.Wake(probe.CauseCgroup)
@@ -53,8 +54,16 @@ func (d *daemon) kernelEvents(ctx context.Context) error {
 			}
 			continue
 		}
+		if e.Kind == bpf.Stale {
+			d.limits.stale.Store(true)
+		}
 		d.sampler.Wake(probe.CauseEvent)
-		d.log.Info("process killed for lack of memory", d.victim(&e)...)
+		switch e.Kind {
+		case bpf.OOMKill:
+			d.log.Info("process killed for lack of memory", d.victim(&e)...)
+		default:
+			d.log.Debug("kernel event", "kind", e.Kind.String(), "watch", e.Watch, "on", e.On, "value", e.Value, "limit", e.Limit)
+		}
 	}
 }
 

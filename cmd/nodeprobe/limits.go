@@ -1,0 +1,167 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+)
+
+// kernelLimits has the kernel compare the signals with their limits, so that a
+// crossing wakes the sampler when it happens and nothing does otherwise. What
+// the kernel cannot watch here (no BPF, no timers, not ext4) is left to the
+// sampler's pace.
+type kernelLimits struct {
+	watch func([]bpf.Watch) error // bpf.Sensor.Watch
+	log   *slog.Logger
+
+	// stale asks for all watches to be set anew: a filesystem is not what it was.
+	stale atomic.Bool
+
+	// Owned by the goroutine that samples.
+	armed   []bpf.Watch // in force, without descriptors
+	watched []bool      // of each estimate
+	paths   [2]string   // of the filesystems that are watched
+	at      time.Time
+	logged  string
+}
+
+// rearmInterval is how often the watches are set anew although nothing is known
+// to have changed: the space that a filesystem reserves for root may have.
+const rearmInterval = time.Minute
+
+// update keeps the watches in step with the limits, and says of each estimate
+// whether the kernel watches it.
+func (k *kernelLimits) update(s *probe.Snapshot, estimates []pressure.Estimate) []bool {
+	if k.watched == nil {
+		k.watched = make([]bool, len(estimates))
+	}
+	due := k.stale.Swap(false) || s.Time.Sub(k.at) >= rearmInterval || k.paths != [2]string{s.NodeFs.Path, s.ImageFs.Path}
+	wanted, of := watches(s, estimates)
+	if !due && slices.Equal(wanted, k.armed) {
+		return k.watched
+	}
+	k.at, k.armed, k.paths = s.Time, slices.Clone(wanted), [2]string{s.NodeFs.Path, s.ImageFs.Path}
+	wanted, of, closeAll := openFilesystems(s, wanted, of, estimates)
+	defer closeAll()
+
+	err := k.watch(wanted)
+	clear(k.watched)
+	for _, i := range of {
+		k.watched[i] = true
+	}
+	var refused bpf.WatchErrors
+	switch {
+	case errors.As(err, &refused):
+		for _, r := range refused {
+			k.watched[of[r.Watch]] = false
+		}
+	case err != nil:
+		clear(k.watched)
+		k.armed = nil
+	}
+	k.report(err, estimates)
+	return k.watched
+}
+
+// report logs once per change which limits the kernel watches.
+func (k *kernelLimits) report(err error, estimates []pressure.Estimate) {
+	var watched, polled []string
+	for i, e := range estimates {
+		if k.watched[i] {
+			watched = append(watched, e.Threshold.String())
+		} else {
+			polled = append(polled, e.Threshold.String())
+		}
+	}
+	text := fmt.Sprint(watched, polled)
+	if text == k.logged {
+		return
+	}
+	k.logged = text
+	attrs := []any{"watched", strings.Join(watched, " "), "polled", strings.Join(polled, " ")}
+	if err != nil {
+		attrs = append(attrs, "err", err)
+	}
+	k.log.Info("limits in the kernel", attrs...)
+}
+
+// clearAt is where a figure must be again before the kernel reports that it is
+// back, above the limit by a tenth of the limit, or the minimum reclaim if that is more.
+// A figure that dances on the line wakes nobody.
+func clearAt(limit int64, e *pressure.Estimate, capacity int64) int64 {
+	return limit + max(limit/10, e.Threshold.MinReclaim.Of(capacity))
+}
+
+// watches returns what the kernel is to watch, with no descriptors yet, and the
+// estimate that each is for.
+func watches(s *probe.Snapshot, estimates []pressure.Estimate) (ws []bpf.Watch, of []int) {
+	for i := range estimates {
+		e := &estimates[i]
+		o := s.Signals[e.Signal]
+		limit := e.Threshold.Value.Of(o.Capacity)
+		if !o.OK || limit <= 0 || len(ws) == bpf.MaxWatches {
+			continue
+		}
+		w := bpf.Watch{Below: limit, Above: clearAt(limit, e, o.Capacity)}
+		switch e.Signal {
+		case probe.MemoryAvailable:
+			w.Figure, w.Total = bpf.WorkingSet, o.Capacity
+		case probe.PIDAvailable:
+			w.Figure, w.Total = bpf.PIDs, o.Capacity
+		case probe.NodeFsAvailable, probe.ImageFsAvailable:
+			// The kernel counts what is free, the limit what is available.
+			reserved := filesystemOf(s, e.Signal).Reserved
+			w.Figure, w.Below, w.Above = bpf.FreeBytes, w.Below+reserved, w.Above+reserved
+		case probe.NodeFsInodesFree, probe.ImageFsInodesFree:
+			w.Figure = bpf.FreeInodes
+		default:
+			continue
+		}
+		ws, of = append(ws, w), append(of, i)
+	}
+	return ws, of
+}
+
+func filesystemOf(s *probe.Snapshot, sig probe.Signal) *probe.Filesystem {
+	if sig == probe.ImageFsAvailable || sig == probe.ImageFsInodesFree {
+		return &s.ImageFs
+	}
+	return &s.NodeFs
+}
+
+// openFilesystems gives the watches of filesystems their descriptors, which the
+// kernel needs only while it is told, and leaves out those that cannot be opened.
+// A filesystem that has just answered the sample will answer this.
+func openFilesystems(s *probe.Snapshot, ws []bpf.Watch, of []int, estimates []pressure.Estimate) (opened []bpf.Watch, openedOf []int, closeAll func()) {
+	fds := map[string]int{}
+	for i, w := range ws {
+		if w.Figure == bpf.FreeBytes || w.Figure == bpf.FreeInodes {
+			path := filesystemOf(s, estimates[of[i]].Signal).Path
+			fd, ok := fds[path]
+			if !ok {
+				var err error
+				if fd, err = unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
+					continue
+				}
+				fds[path] = fd
+			}
+			w.FD = fd
+		}
+		opened, openedOf = append(opened, w), append(openedOf, of[i])
+	}
+	return opened, openedOf, func() {
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+	}
+}
