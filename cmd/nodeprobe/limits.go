@@ -96,10 +96,11 @@ func (k *kernelLimits) report(err error, estimates []pressure.Estimate) {
 }
 
 // clearAt is where a figure must be again before the kernel reports that it is
-// back, above the limit by a tenth of the limit, or the minimum reclaim if that is more.
-// A figure that dances on the line wakes nobody.
+// back: above the limit by a tenth of it, but no more than 1 % of the capacity, or
+// by the minimum reclaim if that is more. A figure that dances on the line wakes
+// nobody.
 func clearAt(limit int64, e *pressure.Estimate, capacity int64) int64 {
-	return limit + max(limit/10, e.Threshold.MinReclaim.Of(capacity))
+	return limit + max(min(limit/10, capacity/100), e.Threshold.MinReclaim.Of(capacity))
 }
 
 // watches returns what the kernel is to watch, with no descriptors yet, and the

@@ -42,7 +42,7 @@ func main() {
 const nodeName = "demo"
 
 const (
-	sampleInterval = 100 * time.Millisecond
+	sampleInterval = 10 * time.Second
 	// transition is how long a condition outlasts its cause. A kubelet's five
 	// minutes would make for a long demo.
 	transition = time.Second

@@ -74,8 +74,9 @@ func (s *stage) perform(ctx context.Context, scenes []*scene) error {
 	}
 	// In the form that the benchmarks' figures have.
 	for i, o := range outcomes {
-		fmt.Fprintf(s.out, "RESULT demo_%s_seconds=%.3f s budget=%g\n",
-			strings.ToLower(strings.TrimSuffix(string(scenes[i].condition), "Pressure")), o.becameTrue.Seconds(), sampleInterval.Seconds()+0.5)
+		// The budget is that of crossing to Node patched, 99 times out of 100.
+		fmt.Fprintf(s.out, "RESULT demo_%s_seconds=%.3f s budget=0.025\n",
+			strings.ToLower(strings.TrimSuffix(string(scenes[i].condition), "Pressure")), o.becameTrue.Seconds())
 	}
 	return nil
 }
@@ -185,7 +186,7 @@ func (s *stage) calm(ctx context.Context, scene *scene) (available int64, err er
 		if time.Now().After(deadline) {
 			return 0, fmt.Errorf("%s is %s before anything was done: something else presses on this machine", scene.signal, scene.unit(available))
 		}
-		if err := s.wait(ctx, sampleInterval); err != nil {
+		if err := s.wait(ctx, 100*time.Millisecond); err != nil {
 			return 0, err
 		}
 	}
