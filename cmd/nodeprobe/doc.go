@@ -2,7 +2,8 @@
 Nodeprobe tells Kubernetes and Prometheus what a Linux node has and what it is
 short of: its capacity, and whether memory, disk or PIDs are running out.
 
-It samples the node every 10 seconds, and at once when the kernel kills a process
+It samples the node every 10 seconds, and at once when the kernel reports that a
+limit is crossed, that tasks stall, that mounts changed, or that it killed a process
 for lack of memory. It decides the conditions MemoryPressure, DiskPressure and
 PIDPressure as a kubelet would, from thresholds that are written as a kubelet's.
 What it may write to the API server depends on the mode, which is configured and
@@ -17,10 +18,12 @@ Own is for nodes on which no kubelet runs.
 
 One sample goes one way:
 
-	kernel tracepoints (BPF) ── counters ─────────────┐
-	       │ OOM kill: wake                           │
-	       v                                          │
-	tick, every sampleInterval ──> probe.Sampler <────┴── /proc, /sys, statfs
+	BPF: limits compared at forks and in a timer ── a crossing ──┐
+	BPF: OOM kills ──────────────────────────────── a victim ────┤
+	PSI triggers, mount table, pods' memory.events ─ a hint ─────┤ wake
+	tick: sampleInterval, or sooner if a limit is near ──────────┤
+	                                                             v
+	      /proc, /sys, statfs, BPF counters ───────────> probe.Sampler
 	                                    │ Snapshot: values, and what could not be read
 	                                    v
 	                           pressure.Evaluator        pure: time comes with the snapshot
@@ -35,8 +38,9 @@ One sample goes one way:
 	       one PATCH of nodes/NAME/status
 	       heartbeat.Heartbeater: PUT of the Lease, only while samples keep coming
 
-BPF is a bonus. Where the kernel or a container withholds it, the signals that
-need it are missing, and nothing else is.
+The kernel's word is a hint, the sample is the evidence. BPF is a bonus: where the
+kernel or a container withholds it, its counters are missing, limits are noticed by
+samples that come the faster the nearer they are, and nothing else changes.
 
 # Commands
 
