@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/duration"
+
 	"github.com/nodeprobe/nodeprobe/bpf"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
@@ -158,21 +160,11 @@ func newSignalView(sig probe.Signal, o *probe.Observation, estimates []pressure.
 			// The highest limit is the first to be reached.
 			v.Threshold, v.Limit, v.TimeToLimit = e.Threshold.String(), &limit, ""
 			if e.OK {
-				v.TimeToLimit = roundTo2(e.TimeToLimit).String()
+				v.TimeToLimit = duration.HumanDuration(e.TimeToLimit)
 			}
 		}
 	}
 	return v
-}
-
-// roundTo2 keeps the two leading digits of a duration, which is more than a
-// forecast is worth.
-func roundTo2(d time.Duration) time.Duration {
-	unit := time.Duration(1)
-	for d/unit >= 100 {
-		unit *= 10
-	}
-	return d.Round(unit)
 }
 
 func newConditionView(verdict pressure.Verdict) conditionView {
