@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -178,7 +179,7 @@ func TestApplyPatch(t *testing.T) {
 		for _, a := range got.Status.Addresses {
 			addrs = append(addrs, a.Address)
 		}
-		for _, name := range SortedNames(got.Status.Capacity) {
+		for _, name := range slices.Sorted(maps.Keys(got.Status.Capacity)) {
 			capacity = append(capacity, string(name))
 		}
 		diff(t, test.patch, []string{test.conditions, test.addresses, test.capacity},

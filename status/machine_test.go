@@ -288,8 +288,3 @@ func TestCheck(t *testing.T) {
 		t.Errorf("capacity that could not be read is no reason not to start: %v", err)
 	}
 }
-
-func TestSortedNames(t *testing.T) {
-	got := SortedNames(resources(map[string]string{"pods": "1", "cpu": "1", "memory": "1"}))
-	diff(t, "names", []v1.ResourceName{"cpu", "memory", "pods"}, got)
-}

@@ -3,6 +3,7 @@ package status
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -77,7 +78,7 @@ func (r *Resources) Check(c *probe.Capacity) error {
 	capacity := r.capacity(c)
 	var problems []string
 	reservation := r.Reservation(capacity)
-	for _, name := range SortedNames(reservation) {
+	for _, name := range slices.Sorted(maps.Keys(reservation)) {
 		reserved, has := reservation[name], capacity[name]
 		if reserved.Cmp(has) > 0 {
 			problems = append(problems, fmt.Sprintf("invalid Node Allocatable configuration. Resource %q has a reservation of %s but capacity of %s. Expected capacity >= reservation.",
@@ -88,14 +89,4 @@ func (r *Resources) Check(c *probe.Capacity) error {
 		return nil
 	}
 	return errors.New(strings.Join(problems, " "))
-}
-
-// SortedNames returns the resources of a list in alphabetical order.
-func SortedNames(list v1.ResourceList) []v1.ResourceName {
-	names := make([]v1.ResourceName, 0, len(list))
-	for name := range list {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -137,7 +139,7 @@ func printSnapshot(w io.Writer, out *snapshotOutput, format string) error {
 func writeNodeSummary(w io.Writer, node *v1.Node) error {
 	fmt.Fprintf(w, "\nNode %s: %s, %s, kernel %s\n", node.Name, node.Status.NodeInfo.OSImage,
 		node.Status.NodeInfo.Architecture, node.Status.NodeInfo.KernelVersion)
-	for _, name := range status.SortedNames(node.Status.Capacity) {
+	for _, name := range slices.Sorted(maps.Keys(node.Status.Capacity)) {
 		capacity, allocatable := node.Status.Capacity[name], node.Status.Allocatable[name]
 		fmt.Fprintf(w, "  %-20s capacity %-14s allocatable %s\n", name, capacity.String(), allocatable.String())
 	}
