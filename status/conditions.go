@@ -14,28 +14,28 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 )
 
-// conditionWords are what the kubelet writes into a pressure condition. Scripts
-// and controllers read them.
-type conditionWords struct{ reason, message string }
+// conditionWords are what the kubelet writes into a pressure condition, and the
+// reason of the Event for it. Scripts and controllers read them.
+type conditionWords struct{ reason, message, event string }
 
 var pressureWords = [pressure.NumConditions]map[v1.ConditionStatus]conditionWords{
 	pressure.MemoryPressure: {
-		v1.ConditionTrue:  {"KubeletHasInsufficientMemory", "kubelet has insufficient memory available"},
-		v1.ConditionFalse: {"KubeletHasSufficientMemory", "kubelet has sufficient memory available"},
+		v1.ConditionTrue:  {"KubeletHasInsufficientMemory", "kubelet has insufficient memory available", "NodeHasInsufficientMemory"},
+		v1.ConditionFalse: {"KubeletHasSufficientMemory", "kubelet has sufficient memory available", "NodeHasSufficientMemory"},
 	},
 	pressure.DiskPressure: {
-		v1.ConditionTrue:  {"KubeletHasDiskPressure", "kubelet has disk pressure"},
-		v1.ConditionFalse: {"KubeletHasNoDiskPressure", "kubelet has no disk pressure"},
+		v1.ConditionTrue:  {"KubeletHasDiskPressure", "kubelet has disk pressure", "NodeHasDiskPressure"},
+		v1.ConditionFalse: {"KubeletHasNoDiskPressure", "kubelet has no disk pressure", "NodeHasNoDiskPressure"},
 	},
 	pressure.PIDPressure: {
-		v1.ConditionTrue:  {"KubeletHasInsufficientPID", "kubelet has insufficient PID available"},
-		v1.ConditionFalse: {"KubeletHasSufficientPID", "kubelet has sufficient PID available"},
+		v1.ConditionTrue:  {"KubeletHasInsufficientPID", "kubelet has insufficient PID available", "NodeHasInsufficientPID"},
+		v1.ConditionFalse: {"KubeletHasSufficientPID", "kubelet has sufficient PID available", "NodeHasSufficientPID"},
 	},
 }
 
 // unobserved is what a condition says for which there has been no evidence yet.
 // The kubelet says False then.
-var unobserved = conditionWords{"SignalUnavailable", "the signals of this condition could not be read yet"}
+var unobserved = conditionWords{reason: "SignalUnavailable", message: "the signals of this condition could not be read yet"}
 
 // pressureCondition sets one of the three pressure conditions.
 func pressureCondition(v *pressure.Verdict, now time.Time) Setter {

@@ -28,6 +28,10 @@ type Config struct {
 	// connection may be half dead.
 	OnFailure func()
 
+	// Record is told each Event that a change of the Node is worth, once the API
+	// server has taken the change. It must not block.
+	Record func(kind, reason, message string)
+
 	// Register says whether to create the Node if there is none.
 	Register     bool
 	Registration Registration
@@ -73,6 +77,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.OnFailure == nil {
 		c.OnFailure = func() {}
+	}
+	if c.Record == nil {
+		c.Record = func(string, string, string) {}
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

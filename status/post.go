@@ -40,6 +40,7 @@ func (u *Updater) try(ctx context.Context, paid *bool) (wait time.Duration, err 
 	now := time.Now()
 	facts := u.cfg.Facts()
 	old := u.Node()
+	u.tellSchedulable(old)
 	next := old.DeepCopy()
 	labels := requireLabels(next)
 	u.noteSetters(apply(ctx, next, setters(&u.cfg, &facts, now)))
@@ -113,6 +114,7 @@ func (u *Updater) post(ctx context.Context, old, next *v1.Node, changed bool) er
 		return fmt.Errorf("patch status of node %s: %w", u.cfg.NodeName, err)
 	}
 	u.node.Store(node)
+	u.tell(old, next)
 	u.log.Debug("patched node status", "node", u.cfg.NodeName, "reason", reason, "bytes", len(patch))
 	return nil
 }

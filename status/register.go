@@ -89,6 +89,7 @@ func (u *Updater) enter(ctx context.Context) (node *v1.Node, how string, err err
 	node, createErr := nodes.Create(ctx, initial)
 	switch {
 	case createErr == nil:
+		u.tell(nil, initial)
 		return node, "created", nil
 	case apierrors.IsAlreadyExists(createErr):
 	case apierrors.IsForbidden(createErr):

@@ -35,6 +35,7 @@ type Updater struct {
 	logged        noted
 	settersLogged noted
 	held          bool
+	unschedulable bool // what was last told of spec.unschedulable
 }
 
 // New makes an Updater. It starts no goroutine and sends nothing.
@@ -149,6 +150,23 @@ func (u *Updater) sighted(s sighting) bool {
 		u.node.Store(s.node)
 	}
 	return true
+}
+
+// tell records the Events for a change that the API server has taken.
+func (u *Updater) tell(old, now *v1.Node) {
+	for _, e := range transitions(old, now) {
+		u.cfg.Record(e.kind, e.reason, e.message)
+	}
+}
+
+// tellSchedulable records that the Node was cordoned or uncordoned. That is in
+// the spec, so others have done it.
+func (u *Updater) tellSchedulable(node *v1.Node) {
+	if node.Spec.Unschedulable != u.unschedulable {
+		u.unschedulable = node.Spec.Unschedulable
+		e := schedulable(node)
+		u.cfg.Record(e.kind, e.reason, e.message)
+	}
 }
 
 // lost forgets a Node that was deleted, so that it is registered again.

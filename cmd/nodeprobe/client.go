@@ -25,11 +25,12 @@ import (
 	"github.com/nodeprobe/nodeprobe/status"
 )
 
-// apiClient talks to the API server about nodes and leases, over one set of
+// apiClient talks to the API server about nodes, events and leases, over one set of
 // connections. A clientset would bring every API group into the binary, and
 // 8 MiB of them into memory.
 type apiClient struct {
 	nodes  status.Nodes
+	events status.Events
 	leases heartbeat.Leases
 	http   *http.Client
 }
@@ -52,7 +53,7 @@ func newAPIClient(kubeconfig string) (*apiClient, error) {
 		return nil, fmt.Errorf("%s: connect to %s: %w", origin, cfg.Host, err)
 	}
 	scheme := runtime.NewScheme()
-	scheme.AddKnownTypes(v1.SchemeGroupVersion, &v1.Node{}, &v1.NodeList{})
+	scheme.AddKnownTypes(v1.SchemeGroupVersion, &v1.Node{}, &v1.NodeList{}, &v1.Event{})
 	scheme.AddKnownTypes(coordinationv1.SchemeGroupVersion, &coordinationv1.Lease{}, &coordinationv1.LeaseList{})
 	codecs := serializer.NewCodecFactory(scheme)
 	connect := func(apiPath string, version schema.GroupVersion) (*rest.RESTClient, error) {
@@ -70,7 +71,9 @@ func newAPIClient(kubeconfig string) (*apiClient, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: connect to %s: %w", origin, cfg.Host, err)
 	}
-	return &apiClient{nodes: status.NewNodes(core), leases: heartbeat.NewLeases(coordination), http: client}, nil
+	return &apiClient{
+		nodes: status.NewNodes(core), events: status.NewEvents(core), leases: heartbeat.NewLeases(coordination), http: client,
+	}, nil
 }
 
 // restConfig reads a kubeconfig, or the pod's service account if there is none.

@@ -30,9 +30,10 @@ type daemon struct {
 	updater     *status.Updater        // nil unless the mode is own
 	heartbeater *heartbeat.Heartbeater // nil unless the mode is own
 	resources   *status.Resources      // nil unless the mode is own
+	recorder    *status.Recorder       // nil unless the mode is own
+	oom         *oomReporter
 	registry    *prometheus.Registry
 	log         *slog.Logger
-	cgroupfs    string
 
 	refreshed time.Time // of the notifier; owned by observe
 }
@@ -45,7 +46,7 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 		goCollector(),
 		buildInfo(),
 	)
-	d = &daemon{registry: reg, thresholds: p.thresholds, log: log, cgroupfs: filepath.Join(paths.sysfs, "fs/cgroup")}
+	d = &daemon{registry: reg, thresholds: p.thresholds, log: log}
 	defer func() {
 		if err != nil {
 			d.close()
@@ -71,10 +72,14 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 			return d, err
 		}
 	}
+	d.oom = &oomReporter{
+		cgroupfs: filepath.Join(paths.sysfs, "fs/cgroup"), hooked: attached(d.sensor.Hooks(), bpf.OOM),
+		record: d.recorder.Record, log: log,
+	}
 	return d, nil
 }
 
-// own adds the two writers.
+// own adds the writers.
 func (d *daemon) own(cfg *config, p *policy) error {
 	client, err := newAPIClient(cfg.Kubeconfig)
 	if err != nil {
@@ -88,8 +93,22 @@ func (d *daemon) own(cfg *config, p *policy) error {
 	statusCfg.Adopt = d.monitor.adopt
 	statusCfg.OnFailure = client.reconnect
 	statusCfg.Logger, statusCfg.Registerer = d.log, d.registry
+	statusCfg.Record = func(kind, reason, message string) { d.recorder.Record(kind, reason, message) }
 	if d.updater, err = status.New(statusCfg); err != nil {
 		return fmt.Errorf("set up node status: %w", err)
+	}
+	d.recorder, err = status.NewRecorder(status.RecorderConfig{
+		Node:    d.updater.Owner,
+		Events:  client.events,
+		Timeout: statusCfg.Timeout,
+		// Who reads Events by their source looks for this one.
+		Component:  "kubelet",
+		OnFailure:  client.reconnect,
+		Logger:     d.log,
+		Registerer: d.registry,
+	})
+	if err != nil {
+		return fmt.Errorf("set up events: %w", err)
 	}
 	d.resources = &p.resources
 	d.monitor.changed = d.updater.Wake
@@ -118,7 +137,7 @@ func (d *daemon) run(ctx context.Context, listener net.Listener) error {
 			return err
 		}
 	}
-	d.monitor.observe(first)
+	d.observe(first)
 	for _, err := range checkThresholds(d.thresholds, first) {
 		d.log.Warn("threshold makes no sense on this machine", "err", err)
 	}
@@ -137,6 +156,7 @@ func (d *daemon) run(ctx context.Context, listener net.Listener) error {
 	if d.updater != nil {
 		tasks.Go(func() error { return d.updater.Run(ctx) })
 		tasks.Go(func() error { return d.heartbeater.Run(ctx) })
+		tasks.Go(func() error { return d.recorder.Run(ctx) })
 	}
 	if listener != nil {
 		server := newServer(d.registry, d.liveChecks(), d.readyChecks(), d.log)
@@ -224,6 +244,18 @@ func nodeConfig(cfg *config, p *policy) status.Config {
 		KubeletVersion: kubeletVersion, Port: cfg.Port,
 		UpdateFrequency: cfg.NodeStatusUpdateFrequency, ReportFrequency: cfg.NodeStatusReportFrequency,
 	}
+}
+
+// attached says whether every program that a signal needs is attached.
+func attached(hooks []bpf.Hook, signal bpf.Signal) bool {
+	found := false
+	for _, h := range hooks {
+		if h.Signal == signal && !h.Attached {
+			return false
+		}
+		found = found || h.Signal == signal
+	}
+	return found
 }
 
 // logHooks says once what of the kernel side works. One line per signal that

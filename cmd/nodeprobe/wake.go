@@ -20,6 +20,7 @@ func (d *daemon) observe(s *probe.Snapshot) time.Duration {
 		d.refreshed = s.Time
 		d.notifier.Refresh()
 	}
+	d.oom.counted(s)
 	return d.monitor.observe(s)
 }
 
@@ -36,7 +37,9 @@ func (d *daemon) notified(cause probe.NotifyCause) {
 	}
 }
 
-// kernelEvents turns what the kernel reports into samples taken at once.
+// kernelEvents turns what the kernel reports into samples taken at once. An event
+// that was lost costs nothing but its attribution: events are only lost while
+// others wait to be read, and the sample that those ask for reads everything.
 func (d *daemon) kernelEvents(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { d.sensor.Close() })
 	defer stop()
@@ -60,24 +63,9 @@ func (d *daemon) kernelEvents(ctx context.Context) error {
 		d.sampler.Wake(probe.CauseEvent)
 		switch e.Kind {
 		case bpf.OOMKill:
-			d.log.Info("process killed for lack of memory", d.victim(&e)...)
+			d.oom.killed(&e)
 		default:
 			d.log.Debug("kernel event", "kind", e.Kind.String(), "watch", e.Watch, "on", e.On, "value", e.Value, "limit", e.Limit)
 		}
 	}
-}
-
-// victim says who was killed, down to the pod and the container if the cgroup is
-// one's. The cgroup may be gone by now, and then its ID must do.
-func (d *daemon) victim(e *bpf.Event) []any {
-	attrs := []any{"pid", e.PID, "name", e.Name(), "scope", e.Scope.String()}
-	path, err := probe.CgroupPath(d.cgroupfs, e.CgroupID)
-	if err != nil {
-		return append(attrs, "cgroup", e.CgroupID)
-	}
-	attrs = append(attrs, "cgroup", path)
-	if c, ok := probe.ParseContainer(path); ok {
-		attrs = append(attrs, "pod", c.PodUID, "container", c.ID)
-	}
-	return attrs
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,6 +27,21 @@ func Memory(mebibytes int) (*Pressure, error) {
 		return nil, fmt.Errorf("hold %d MiB of memory: only %d of %d MiB are available", mebibytes, available>>20, total>>20)
 	}
 	return inCgroup("memory", size+runtimeRoom, []role{{Memory: size}})
+}
+
+// OOMKill has the kernel kill a process for lack of memory: a child that takes
+// more than its cgroup may have. It returns the child's process ID once that is
+// dead. It needs root.
+func OOMKill() (pid int, err error) {
+	p, err := inCgroup("memory", runtimeRoom, []role{{Memory: 4 * runtimeRoom}})
+	if err == nil {
+		return 0, errors.Join(errors.New("have a process killed: it got all the memory it wanted"), p.Release())
+	}
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL { //nolint:forcetypeassert // it is always one on Linux
+		return 0, fmt.Errorf("have a process killed: %w", err)
+	}
+	return exit.Pid(), nil
 }
 
 // holdMemory returns when every page is there. The mapping lasts as long as the

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/probe"
+)
+
+// oomReporter says who was killed for lack of memory. The kernel's events tell
+// who it was; /proc/vmstat tells how many there were, and so whether an event was
+// lost, or cannot come because its hook is missing.
+type oomReporter struct {
+	cgroupfs string
+	hooked   bool // events can be expected
+	// record posts an Event about the node; it must not block.
+	record func(kind, reason, message string)
+	log    *slog.Logger
+
+	mu      sync.Mutex // guards the rest
+	known   bool       // told is valid
+	told    uint64     // kills that were reported, by vmstat's count
+	missing uint64     // kills that vmstat had counted, and no event told of,
+	since   time.Time  // since then
+}
+
+// grace is how long an event may be under way that vmstat has counted already.
+const grace = time.Second
+
+// killed reports a victim that the kernel told of.
+func (o *oomReporter) killed(e *bpf.Event) {
+	o.mu.Lock()
+	o.told++
+	o.mu.Unlock()
+	v := identify(o.cgroupfs, e)
+	o.log.Info("process killed for lack of memory", v.attrs()...)
+	reason, message := v.event()
+	o.record(v1.EventTypeWarning, reason, message)
+}
+
+// counted reports the victims that only vmstat tells of.
+func (o *oomReporter) counted(s *probe.Snapshot) {
+	if !s.OOMKills.OK {
+		return
+	}
+	n := o.untold(s.OOMKills.Value, s.Time)
+	if n == 0 {
+		return
+	}
+	o.log.Warn("processes killed for lack of memory", "count", n, "by", "/proc/vmstat")
+	who := "1 process was"
+	if n > 1 {
+		who = fmt.Sprint(n, " processes were")
+	}
+	o.record(v1.EventTypeWarning, "OOMKilling", who+" killed for lack of memory; the kernel did not tell which")
+}
+
+// untold returns how many kills are to be reported by their count alone. What
+// was killed before the first count is nobody's news.
+func (o *oomReporter) untold(count uint64, now time.Time) uint64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	// The kernel tells of a victim that was about to exit anyway, and does not
+	// count it.
+	if !o.known || count <= o.told {
+		o.known, o.told, o.missing = true, count, 0
+		return 0
+	}
+	missing := count - o.told
+	if o.hooked {
+		if o.missing == 0 {
+			o.missing, o.since = missing, now
+		}
+		if now.Sub(o.since) < grace {
+			return 0
+		}
+		// Those that came since have their own time of grace.
+		missing = min(missing, o.missing)
+	}
+	o.told += missing
+	o.missing = 0
+	return missing
+}
+
+// victim is who was killed, as well as it is known.
+type victim struct {
+	*bpf.Event
+	cgroup    string // "" if it is gone
+	container probe.Container
+}
+
+// identify finds the victim's cgroup, and the pod and the container if it is
+// one's.
+func identify(cgroupfs string, e *bpf.Event) victim {
+	v := victim{Event: e}
+	if path, err := probe.CgroupPath(cgroupfs, e.CgroupID); err == nil {
+		v.cgroup = path
+		v.container, _ = probe.ParseContainer(path)
+	}
+	return v
+}
+
+// attrs is the victim in the log.
+func (v victim) attrs() []any {
+	attrs := []any{"pid", v.PID, "name", v.Name(), "scope", v.Scope.String()}
+	if v.cgroup == "" {
+		return append(attrs, "cgroup", v.CgroupID)
+	}
+	attrs = append(attrs, "cgroup", v.cgroup)
+	if v.container != (probe.Container{}) {
+		attrs = append(attrs, "pod", v.container.PodUID, "container", v.container.ID)
+	}
+	return attrs
+}
+
+// event is the victim in an Event: the kubelet's words if the whole node ran out
+// of memory, else those of the node problem detector, and after either whose the
+// process was.
+func (v victim) event() (reason, message string) {
+	var b strings.Builder
+	switch v.Scope {
+	case bpf.ScopeNode:
+		reason = "SystemOOM"
+		fmt.Fprintf(&b, "System OOM encountered, victim process: %s, pid: %d", v.Name(), v.PID)
+	case bpf.ScopeCgroup:
+		reason = "OOMKilling"
+		fmt.Fprintf(&b, "Memory cgroup out of memory: Killed process %d (%s)", v.PID, v.Name())
+	default:
+		reason = "OOMKilling"
+		fmt.Fprintf(&b, "Out of memory: Killed process %d (%s)", v.PID, v.Name())
+	}
+	switch {
+	case v.container.PodUID != "":
+		fmt.Fprintf(&b, ", pod: %s", v.container.PodUID)
+	case v.cgroup != "":
+		fmt.Fprintf(&b, ", cgroup: %s", v.cgroup)
+	}
+	if v.container.ID != "" {
+		fmt.Fprintf(&b, ", container: %s", v.container.ID)
+	}
+	return reason, b.String()
+}

@@ -1,0 +1,159 @@
+package main
+
+import (
+	"io"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/probe"
+)
+
+// A victim is named as well as can be: by pod and container, by the path of its
+// cgroup, or by what is left when that is gone.
+func TestVictim(t *testing.T) {
+	root, _ := probe.MemoryCgroupVersion("/sys")
+	top, err := os.MkdirTemp(root, "nodeprobe-test-") //nolint:usetesting // a cgroup must be made in cgroupfs
+	if err != nil {
+		if os.Getenv("NODEPROBE_REQUIRE") == "1" {
+			t.Fatal(err)
+		}
+		t.Skip(err) // needs root
+	}
+	t.Cleanup(func() {
+		if err := os.Remove(top); err != nil {
+			t.Error(err)
+		}
+	})
+	const pod = "/kubepods/burstable/pod0a1b2c3d-0000-4000-8000-00000000abcd"
+	container := pod + "/" + strings.Repeat("0123456789abcdef", 4)
+	event := func(path string, scope bpf.Scope) *bpf.Event {
+		dir := top
+		for name := range strings.SplitSeq(strings.Trim(path, "/"), "/") {
+			dir = filepath.Join(dir, name)
+			if err := os.Mkdir(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			made := dir
+			t.Cleanup(func() {
+				if err := os.Remove(made); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		var st syscall.Stat_t
+		if err := syscall.Stat(dir, &st); err != nil {
+			t.Fatal(err)
+		}
+		return &bpf.Event{PID: 7, Comm: [16]byte{'h', 'o', 'g'}, CgroupID: st.Ino, Scope: scope}
+	}
+	prefix := "/" + filepath.Base(top)
+	for _, test := range []struct {
+		name, scope     string
+		event           *bpf.Event
+		attrs           []any
+		reason, message string
+	}{
+		{
+			"container", "cgroup", event(container, bpf.ScopeCgroup),
+			[]any{"cgroup", prefix + container, "pod", "0a1b2c3d-0000-4000-8000-00000000abcd", "container", filepath.Base(container)},
+			"OOMKilling", "Memory cgroup out of memory: Killed process 7 (hog), pod: 0a1b2c3d-0000-4000-8000-00000000abcd, container: " + filepath.Base(container),
+		},
+		{
+			"service", "node", event("/system.slice/a.service", bpf.ScopeNode),
+			[]any{"cgroup", prefix + "/system.slice/a.service"},
+			"SystemOOM", "System OOM encountered, victim process: hog, pid: 7, cgroup: " + prefix + "/system.slice/a.service",
+		},
+		{
+			"gone", "unknown", &bpf.Event{PID: 7, Comm: [16]byte{'h', 'o', 'g'}, CgroupID: 1 << 60},
+			[]any{"cgroup", uint64(1 << 60)},
+			"OOMKilling", "Out of memory: Killed process 7 (hog)",
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			v := identify("/sys/fs/cgroup", test.event)
+			want := append([]any{"pid", uint32(7), "name", "hog", "scope", test.scope}, test.attrs...)
+			if got := v.attrs(); !slices.Equal(got, want) {
+				t.Errorf("got %v, want %v", got, want)
+			}
+			if reason, message := v.event(); reason != test.reason || message != test.message {
+				t.Errorf("event %s: %s, want %s: %s", reason, message, test.reason, test.message)
+			}
+		})
+	}
+}
+
+// Every kill is reported once, by the kernel's event if there is one, else by
+// vmstat's count.
+func TestOOMReporter(t *testing.T) {
+	event := &bpf.Event{Kind: bpf.OOMKill, PID: 7, Comm: [16]byte{'h', 'o', 'g'}, CgroupID: 1 << 60}
+	const named, one, two = "Out of memory: Killed process 7 (hog)",
+		"1 process was killed for lack of memory; the kernel did not tell which",
+		"2 processes were killed for lack of memory; the kernel did not tell which"
+	// A step is an event, or a count of vmstat after a while.
+	type step struct {
+		event bool
+		after time.Duration
+		count int64 // -1 is absent
+		want  []string
+	}
+	for _, test := range []struct {
+		name   string
+		hooked bool
+		steps  []step
+	}{
+		{"history is no news", true, []step{{count: 100}, {after: time.Hour, count: 100}}},
+		{"event then count", true, []step{{count: 5}, {event: true, want: []string{named}}, {count: 6}, {after: time.Hour, count: 6}}},
+		{"count then event", true, []step{{count: 5}, {count: 6}, {event: true, want: []string{named}}, {after: time.Hour, count: 6}}},
+		{"lost event", true, []step{{count: 5}, {after: time.Second, count: 6}, {after: time.Second, count: 6, want: []string{one}}, {after: time.Hour, count: 6}}},
+		{"two lost of three", true, []step{
+			{count: 5},
+			{event: true, want: []string{named}},
+			{after: time.Second, count: 8},
+			{after: 10 * time.Second, count: 8, want: []string{two}},
+			{after: time.Hour, count: 8},
+		}},
+		{"one more comes meanwhile", true, []step{
+			{count: 5},
+			{count: 6},
+			{after: 10 * time.Second, count: 7, want: []string{one}},
+			{event: true, want: []string{named}},
+			{after: time.Hour, count: 7},
+		}},
+		{"victims that were not counted", true, []step{
+			{count: 5}, {event: true, want: []string{named}}, {count: 5}, {after: time.Second, count: 6}, {after: time.Second, count: 6, want: []string{one}},
+		}},
+		{"no hook", false, []step{{count: 5}, {after: time.Second, count: 6, want: []string{one}}, {after: time.Second, count: 8, want: []string{two}}}},
+		{"unreadable meanwhile", true, []step{{count: 5}, {count: -1}, {event: true, want: []string{named}}, {count: 6}, {after: time.Hour, count: 6}}},
+		{"clock set back", true, []step{{count: 5}, {count: 6}, {after: -time.Hour, count: 6}, {after: 2 * time.Hour, count: 6, want: []string{one}}}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var got []string
+			o := &oomReporter{
+				cgroupfs: "/sys/fs/cgroup", hooked: test.hooked, log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+				record: func(_, _, message string) { got = append(got, message) },
+			}
+			now := begin
+			for i, s := range test.steps {
+				got = nil
+				now = now.Add(s.after)
+				if s.event {
+					o.killed(event)
+				} else {
+					o.counted(&probe.Snapshot{Time: now, OOMKills: probe.Count{Value: uint64(max(0, s.count)), OK: s.count >= 0}})
+				}
+				if diff := cmp.Diff(s.want, got); diff != "" {
+					t.Errorf("step %d (-want +got):\n%s", i, diff)
+				}
+			}
+		})
+	}
+}

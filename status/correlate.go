@@ -1,0 +1,143 @@
+package status
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// The bounds are those of client-go's correlator, so that the API server has to
+// bear no more from us than from a kubelet. Only that they hold for each reason
+// by itself: a storm of one must not hide the others.
+const (
+	eventBurst   = 25
+	eventRefill  = 5 * time.Minute
+	similarMost  = 10 // different messages of one reason in
+	similarFor   = 10 * time.Minute
+	seriesExpire = time.Hour // the API server forgets Events by then
+	combined     = "(combined from similar events): "
+)
+
+// correlator turns occurrences into series: what happens again counts up what is
+// there, and what happens too often is held back. It has an entry per reason.
+type correlator map[eventReason]*reasonState
+
+type eventReason struct{ kind, reason string }
+
+type reasonState struct {
+	tokens int
+	filled time.Time // when tokens was right
+	series map[string]*series
+	began  time.Time // of the window in which different messages are counted
+	fresh  int       // different messages in it
+}
+
+// series is one Event object, and how often what it says has happened.
+type series struct {
+	kind, reason, message string
+	key                   string // by which it is found in its reason's state
+	first, last           time.Time
+	count                 int32
+
+	name string    // of the object; "" before there is one
+	node types.UID // whom it is about
+}
+
+// observe returns the series that o belongs to, counted up. It returns false if
+// there have been too many.
+func (c correlator) observe(o occurrence) (*series, bool) {
+	key := eventReason{o.kind, o.reason}
+	state := c[key]
+	if state == nil {
+		state = &reasonState{tokens: eventBurst, filled: o.at, series: map[string]*series{}}
+		c[key] = state
+	}
+	if !state.pay(o.at) {
+		return nil, false
+	}
+	for name, s := range state.series {
+		if o.at.Sub(s.last) >= seriesExpire {
+			delete(state.series, name)
+		}
+	}
+	name, message := state.name(o)
+	s := state.series[name]
+	if s == nil {
+		s = &series{kind: o.kind, reason: o.reason, key: name, first: o.at}
+		state.series[name] = s
+	}
+	s.message, s.last = message, o.at
+	s.count++
+	return s, true
+}
+
+// forget drops a series that the API server does not want.
+func (c correlator) forget(s *series) {
+	if state := c[eventReason{s.kind, s.reason}]; state != nil {
+		delete(state.series, s.key)
+	}
+}
+
+// pay takes a token, if there is one.
+func (r *reasonState) pay(now time.Time) bool {
+	if earned := int(now.Sub(r.filled) / eventRefill); earned > 0 {
+		r.tokens = min(eventBurst, r.tokens+earned)
+		r.filled = r.filled.Add(time.Duration(earned) * eventRefill)
+	}
+	if r.tokens == 0 {
+		return false
+	}
+	r.tokens--
+	return true
+}
+
+// name returns by what the series of o goes, and what it says: too many
+// different messages go into one series, which says the latest.
+func (r *reasonState) name(o occurrence) (name, message string) {
+	if _, known := r.series[o.message]; known {
+		return o.message, o.message
+	}
+	if o.at.Sub(r.began) >= similarFor {
+		r.began, r.fresh = o.at, 0
+	}
+	if r.fresh++; r.fresh > similarMost {
+		return combined, combined + o.message
+	}
+	return o.message, o.message
+}
+
+// restart makes the series a new object, with what happened last as the first.
+func (s *series) restart() { s.name, s.first, s.count = "", s.last, 1 }
+
+// event returns the object to create.
+func (s *series) event(node metav1.OwnerReference, component string) *v1.Event {
+	return &v1.Event{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:      fmt.Sprintf("%.236s.%x", node.Name, s.last.UnixNano()),
+			Namespace: eventNamespace,
+		},
+		InvolvedObject: v1.ObjectReference{
+			APIVersion: node.APIVersion, Kind: node.Kind, Name: node.Name, UID: node.UID,
+		},
+		Type: s.kind, Reason: s.reason, Message: s.message,
+		Source:              v1.EventSource{Component: component, Host: node.Name},
+		ReportingController: component, ReportingInstance: node.Name,
+		FirstTimestamp: metav1.NewTime(s.first), LastTimestamp: metav1.NewTime(s.last),
+		Count: s.count,
+	}
+}
+
+// patch returns what makes the object that exists say what the series says.
+func (s *series) patch() []byte {
+	patch, err := json.Marshal(map[string]any{
+		"count": s.count, "lastTimestamp": metav1.NewTime(s.last), "message": s.message,
+	})
+	if err != nil {
+		panic(err) // a number, a time and a string
+	}
+	return patch
+}

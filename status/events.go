@@ -1,0 +1,200 @@
+package status
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Events is the part of the API that the Recorder needs. Each call must return
+// when its context ends.
+type Events interface {
+	Create(ctx context.Context, event *v1.Event) error
+	// Patch sends a strategic-merge patch of one Event.
+	Patch(ctx context.Context, namespace, name string, patch []byte) error
+}
+
+// RecorderConfig says whom the Events are about, and how to post them.
+type RecorderConfig struct {
+	// Node returns a reference to the Node, with its UID: "kubectl describe node"
+	// looks for that. It is called for each Event, and may wait.
+	Node func(context.Context) (metav1.OwnerReference, error)
+	// Events is the API. Timeout bounds each call to it.
+	Events  Events
+	Timeout time.Duration
+	// Component is who reports.
+	Component string
+	// OnFailure is called when a post failed: the connection may be half dead.
+	OnFailure func()
+
+	// Logger is silent and Registerer is not used if nil.
+	Logger     *slog.Logger
+	Registerer prometheus.Registerer
+}
+
+// Recorder posts Events about the Node: one object per thing that happens, which
+// counts how often it did. The one of client-go would bring an OpenAPI library
+// into the binary.
+type Recorder struct {
+	cfg     RecorderConfig
+	log     *slog.Logger
+	metrics recorderMetrics
+	queue   chan occurrence
+
+	// Owned by Run.
+	correlator correlator
+	logged     noted
+	last       time.Time // that an object was named after
+}
+
+// occurrence is something that happened once.
+type occurrence struct {
+	kind    string // v1.EventTypeNormal or v1.EventTypeWarning
+	reason  string
+	message string
+	at      time.Time
+}
+
+// queueLength is how many Events wait for an API server that is away. What comes
+// after that is dropped: the Node's conditions tell the present state anyway.
+const queueLength = 64
+
+// eventNamespace is where Events about objects without a namespace go.
+const eventNamespace = metav1.NamespaceDefault
+
+// NewRecorder makes a Recorder. It starts no goroutine and sends nothing.
+func NewRecorder(cfg RecorderConfig) (*Recorder, error) {
+	switch {
+	case cfg.Node == nil || cfg.Events == nil:
+		return nil, errors.New("node and events must be given")
+	case cfg.Timeout <= 0:
+		return nil, fmt.Errorf("timeout %s is not positive", cfg.Timeout)
+	}
+	if cfg.OnFailure == nil {
+		cfg.OnFailure = func() {}
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Recorder{
+		cfg: cfg, log: cfg.Logger, metrics: newRecorderMetrics(cfg.Registerer),
+		queue: make(chan occurrence, queueLength), correlator: correlator{}, logged: noted{},
+	}, nil
+}
+
+// Record has an Event posted that says what has just happened. It never blocks;
+// where too many wait already, the Event is dropped and counted. It may be
+// called on a nil Recorder, and does nothing then.
+func (r *Recorder) Record(kind, reason, message string) {
+	if r == nil {
+		return
+	}
+	select {
+	case r.queue <- occurrence{kind, reason, message, time.Now()}:
+	default:
+		r.metrics.dropped.WithLabelValues("queue").Inc()
+	}
+}
+
+// Run posts what is recorded until ctx ends, and returns the cause of that. What
+// still waits then is lost.
+func (r *Recorder) Run(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case o := <-r.queue:
+			r.deliver(ctx, o)
+		}
+	}
+}
+
+// deliver posts one occurrence, and tries until it is posted or refused.
+func (r *Recorder) deliver(ctx context.Context, o occurrence) {
+	// The objects' names hold the time. A clock that was set back is believed.
+	if !o.at.After(r.last) && r.last.Sub(o.at) < time.Second {
+		o.at = r.last.Add(1)
+	}
+	r.last = o.at
+	s, ok := r.correlator.observe(o)
+	if !ok {
+		r.metrics.dropped.WithLabelValues("rate").Inc()
+		return
+	}
+	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
+		err := r.post(ctx, s)
+		if ctx.Err() != nil {
+			return
+		}
+		r.note(err)
+		if err == nil {
+			r.metrics.posted.Inc()
+			return
+		}
+		if refused(err) {
+			r.correlator.forget(s)
+			r.metrics.dropped.WithLabelValues("refused").Inc()
+			return
+		}
+		r.cfg.OnFailure()
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+	}
+}
+
+// refused says whether it is of no use to try again with the same Event.
+func refused(err error) bool {
+	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsMethodNotSupported(err)
+}
+
+// note logs once per change what goes wrong.
+func (r *Recorder) note(err error) {
+	switch {
+	case !r.logged.news(err):
+	case err != nil:
+		r.log.Warn("event is not posted", "err", err)
+	default:
+		r.log.Info("events are posted")
+	}
+}
+
+// post makes one attempt: it counts up the Event that is there, or creates one.
+func (r *Recorder) post(ctx context.Context, s *series) error {
+	ref, err := r.cfg.Node(ctx)
+	if err != nil {
+		return fmt.Errorf("post event %s: %w", s.reason, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+	defer cancel()
+	if s.name != "" && s.node == ref.UID {
+		err := r.cfg.Events.Patch(ctx, eventNamespace, s.name, s.patch())
+		if err == nil || !apierrors.IsNotFound(err) {
+			return wrapEvent("patch", s, err)
+		}
+		s.restart() // it has expired
+	}
+	event := s.event(ref, r.cfg.Component)
+	// An attempt whose answer was lost has done it: the name says so.
+	if err := r.cfg.Events.Create(ctx, event); err != nil && !apierrors.IsAlreadyExists(err) {
+		return wrapEvent("create", s, err)
+	}
+	s.name, s.node = event.Name, ref.UID
+	return nil
+}
+
+func wrapEvent(verb string, s *series, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s event %s: %w", verb, s.reason, err)
+}

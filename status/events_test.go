@@ -1,0 +1,254 @@
+package status
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+var eventResource = v1.Resource("events")
+
+// fakeEvents is an API server that keeps Events.
+type fakeEvents struct {
+	mu     sync.Mutex
+	events map[string]*v1.Event
+	order  []string // names, as they came
+	calls  int
+	fail   error // of each call
+	lose   error // of each call that is done all the same
+}
+
+func (f *fakeEvents) Create(_ context.Context, e *v1.Event) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.calls++
+	if f.fail != nil {
+		return f.fail
+	}
+	if f.events[e.Name] != nil {
+		return apierrors.NewAlreadyExists(eventResource, e.Name)
+	}
+	if f.events == nil {
+		f.events = map[string]*v1.Event{}
+	}
+	f.events[e.Name] = e.DeepCopy()
+	f.order = append(f.order, e.Name)
+	return f.lose
+}
+
+func (f *fakeEvents) Patch(_ context.Context, namespace, name string, patch []byte) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.calls++
+	e := f.events[name]
+	switch {
+	case f.fail != nil:
+		return f.fail
+	case e == nil || e.Namespace != namespace:
+		return apierrors.NewNotFound(eventResource, name)
+	}
+	if err := json.Unmarshal(patch, e); err != nil {
+		return apierrors.NewBadRequest(err.Error())
+	}
+	return f.lose
+}
+
+// set changes how the server behaves.
+func (f *fakeEvents) set(change func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change()
+}
+
+// texts returns what is kept, as "2x Reason: message".
+func (f *fakeEvents) texts() (texts []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, name := range f.order {
+		if e := f.events[name]; e != nil {
+			texts = append(texts, fmt.Sprintf("%dx %s: %s", e.Count, e.Reason, e.Message))
+		}
+	}
+	return texts
+}
+
+// recording runs a Recorder in a synctest bubble until act returns.
+func recording(t *testing.T, act func(r *Recorder, api *fakeEvents, logs *logLines)) {
+	synctest.Test(t, func(t *testing.T) {
+		api, logs := &fakeEvents{}, &logLines{}
+		r, err := NewRecorder(RecorderConfig{
+			Node: func(context.Context) (metav1.OwnerReference, error) {
+				return metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: nodeName, UID: "uid-1"}, nil
+			},
+			Events: api, Timeout: time.Second, Component: "nodeprobe", Logger: slog.New(slog.NewTextHandler(logs, nil)),
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cause := errors.New("stop")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- r.Run(ctx) }()
+		act(r, api, logs)
+		cancel(cause)
+		if err := <-done; !errors.Is(err, cause) {
+			t.Errorf("Run returned %v, want %v", err, cause)
+		}
+	})
+}
+
+func TestRecorderPosts(t *testing.T) {
+	recording(t, func(r *Recorder, api *fakeEvents, _ *logLines) {
+		began := time.Now()
+		r.Record(v1.EventTypeWarning, "SystemOOM", "somebody died")
+		synctest.Wait()
+		if len(api.order) != 1 {
+			t.Fatalf("%d events", len(api.order))
+		}
+		at := metav1.NewTime(began)
+		diff(t, "event", v1.Event{
+			ObjectMeta:     metav1.ObjectMeta{Name: fmt.Sprintf("%s.%x", nodeName, began.UnixNano()), Namespace: "default"},
+			InvolvedObject: v1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: nodeName, UID: "uid-1"},
+			Type:           "Warning", Reason: "SystemOOM", Message: "somebody died",
+			Source:              v1.EventSource{Component: "nodeprobe", Host: nodeName},
+			ReportingController: "nodeprobe", ReportingInstance: nodeName,
+			FirstTimestamp: at, LastTimestamp: at, Count: 1,
+		}, *api.events[api.order[0]])
+
+		time.Sleep(time.Minute)
+		r.Record(v1.EventTypeWarning, "SystemOOM", "somebody died")
+		synctest.Wait()
+		diff(t, "events", []string{"2x SystemOOM: somebody died"}, api.texts())
+		e := api.events[api.order[0]]
+		diff(t, "first", at.Time, e.FirstTimestamp.Time)
+		diff(t, "last", began.Add(time.Minute).UTC(), e.LastTimestamp.UTC())
+	})
+}
+
+// What the API server has forgotten is told anew.
+func TestRecorderExpiredEvent(t *testing.T) {
+	recording(t, func(r *Recorder, api *fakeEvents, _ *logLines) {
+		r.Record(v1.EventTypeNormal, "NodeReady", "m")
+		synctest.Wait()
+		api.set(func() { clear(api.events) })
+		time.Sleep(time.Second)
+		r.Record(v1.EventTypeNormal, "NodeReady", "m")
+		synctest.Wait()
+		diff(t, "events", []string{"1x NodeReady: m"}, api.texts())
+	})
+}
+
+// A Node that was deleted and made again is another one, to those who look for
+// its Events.
+func TestRecorderOtherNode(t *testing.T) {
+	recording(t, func(r *Recorder, api *fakeEvents, _ *logLines) {
+		r.Record(v1.EventTypeNormal, "NodeReady", "m")
+		synctest.Wait()
+		r.cfg.Node = func(context.Context) (metav1.OwnerReference, error) {
+			return metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: nodeName, UID: "uid-2"}, nil
+		}
+		time.Sleep(time.Second)
+		r.Record(v1.EventTypeNormal, "NodeReady", "m")
+		synctest.Wait()
+		var uids []types.UID
+		for _, name := range api.order {
+			uids = append(uids, api.events[name].InvolvedObject.UID)
+		}
+		diff(t, "uids", []types.UID{"uid-1", "uid-2"}, uids)
+	})
+}
+
+func TestRecorderOutage(t *testing.T) {
+	for name, c := range map[string]struct {
+		fail func(api *fakeEvents, err error)
+	}{
+		"refused connection": {func(api *fakeEvents, err error) { api.fail = err }},
+		"lost answer":        {func(api *fakeEvents, err error) { api.lose = err }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			recording(t, func(r *Recorder, api *fakeEvents, logs *logLines) {
+				api.set(func() { c.fail(api, errDown) })
+				at := time.Now()
+				r.Record(v1.EventTypeNormal, "NodeReady", "m")
+				time.Sleep(10 * time.Minute)
+				r.Record(v1.EventTypeNormal, "NodeNotReady", "m")
+				api.set(func() { c.fail(api, nil) })
+				time.Sleep(2 * time.Minute)
+				synctest.Wait()
+				diff(t, "events", []string{"1x NodeReady: m", "1x NodeNotReady: m"}, api.texts())
+				diff(t, "when it happened", at.UTC(), api.events[api.order[0]].FirstTimestamp.UTC())
+				if api.calls > 20 {
+					t.Errorf("%d calls in 12 minutes", api.calls)
+				}
+				if got := logs.with("not posted"); len(got) > 1 {
+					t.Errorf("logged %d times: %q", len(got), got)
+				}
+			})
+		})
+	}
+}
+
+// No queue without an end, and nobody who records waits.
+func TestRecorderFullQueue(t *testing.T) {
+	recording(t, func(r *Recorder, api *fakeEvents, _ *logLines) {
+		api.set(func() { api.fail = errDown })
+		for i := range 1000 {
+			r.Record(v1.EventTypeNormal, fmt.Sprint("Reason", i), "m")
+		}
+		api.set(func() { api.fail = nil })
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		if n := len(api.texts()); n < queueLength || n > queueLength+1 {
+			t.Errorf("%d events posted, want those that fit the queue of %d", n, queueLength)
+		}
+	})
+}
+
+// An Event that the API server will never take must not hold up the others.
+func TestRecorderRefused(t *testing.T) {
+	recording(t, func(r *Recorder, api *fakeEvents, logs *logLines) {
+		api.set(func() { api.fail = apierrors.NewForbidden(eventResource, "", errors.New("no create of events")) })
+		for range 3 {
+			r.Record(v1.EventTypeNormal, "NodeReady", "m")
+			time.Sleep(time.Second)
+		}
+		synctest.Wait()
+		diff(t, "calls", 3, api.calls)
+		if got := logs.with("no create of events"); len(got) != 1 {
+			t.Errorf("logged %q, want one line that says what is not allowed", got)
+		}
+		api.set(func() { api.fail = nil })
+		r.Record(v1.EventTypeNormal, "NodeReady", "m")
+		synctest.Wait()
+		diff(t, "events", []string{"1x NodeReady: m"}, api.texts())
+	})
+}
+
+func TestNilRecorder(t *testing.T) {
+	var r *Recorder
+	r.Record(v1.EventTypeNormal, "NodeReady", "m")
+}
+
+func TestRecorderConfig(t *testing.T) {
+	node := func(context.Context) (metav1.OwnerReference, error) { return metav1.OwnerReference{}, nil }
+	for want, cfg := range map[string]RecorderConfig{
+		"node and events must be given": {Events: &fakeEvents{}, Timeout: time.Second},
+		"timeout 0s is not positive":    {Node: node, Events: &fakeEvents{}},
+	} {
+		if _, err := NewRecorder(cfg); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+}

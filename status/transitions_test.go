@@ -1,0 +1,130 @@
+package status
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+)
+
+func TestTransitions(t *testing.T) {
+	// node is a Node by its boot ID and the statuses of its conditions.
+	node := func(boot string, memory, disk, pid, ready v1.ConditionStatus) *v1.Node {
+		n := &v1.Node{}
+		n.Name = nodeName
+		n.Status.NodeInfo.BootID = boot
+		for kind, status := range map[v1.NodeConditionType]v1.ConditionStatus{
+			v1.NodeMemoryPressure: memory, v1.NodeDiskPressure: disk, v1.NodePIDPressure: pid, v1.NodeReady: ready,
+		} {
+			if status != "" {
+				n.Status.Conditions = append(n.Status.Conditions, v1.NodeCondition{Type: kind, Status: status})
+			}
+		}
+		return n
+	}
+	const yes, no, unknown = v1.ConditionTrue, v1.ConditionFalse, v1.ConditionUnknown
+	good := node("b1", no, no, no, yes)
+	for name, c := range map[string]struct {
+		old, now *v1.Node
+		want     []string
+	}{
+		"created":        {nil, good, []string{"NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID"}},
+		"created bad":    {nil, node("b1", yes, yes, yes, no), []string{"NodeHasInsufficientMemory", "NodeHasDiskPressure", "NodeHasInsufficientPID"}},
+		"first evidence": {node("b1", unknown, unknown, unknown, yes), good, []string{"NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID"}},
+		"same":           {good, good, nil},
+		"memory":         {good, node("b1", yes, no, no, yes), []string{"NodeHasInsufficientMemory"}},
+		"memory is over": {node("b1", yes, no, no, yes), good, []string{"NodeHasSufficientMemory"}},
+		"no evidence":    {good, node("b1", unknown, no, no, yes), nil},
+		"not ready":      {good, node("b1", no, no, no, no), []string{"NodeNotReady"}},
+		"ready again":    {node("b1", no, no, no, unknown), good, []string{"NodeReady"}},
+		"reboot":         {node("b0", no, no, no, yes), good, []string{"Rebooted"}},
+		"no boot ID":     {good, node("", no, no, no, yes), nil},
+		"first boot ID":  {node("", no, no, no, yes), good, nil},
+		"everything":     {node("b0", no, no, no, no), node("b1", yes, yes, yes, yes), []string{"Rebooted", "NodeHasInsufficientMemory", "NodeHasDiskPressure", "NodeHasInsufficientPID", "NodeReady"}},
+		"the last counts": {good, func() *v1.Node {
+			n := node("b1", yes, no, no, yes)
+			n.Status.Conditions = append(n.Status.Conditions, v1.NodeCondition{Type: v1.NodeMemoryPressure, Status: no})
+			return n
+		}(), nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var got []string
+			for _, e := range transitions(c.old, c.now) {
+				got = append(got, e.reason)
+				kind, message := "Normal", fmt.Sprintf("Node %s status is now: %s", nodeName, e.reason)
+				if e.reason == "Rebooted" {
+					kind, message = "Warning", "Node "+nodeName+" has been rebooted, boot id: b1"
+				}
+				diff(t, "type", kind, e.kind)
+				diff(t, "message", message, e.message)
+			}
+			diff(t, "events", c.want, got)
+		})
+	}
+}
+
+// recorded keeps what an Updater records.
+type recorded struct {
+	mu      sync.Mutex
+	reasons []string
+}
+
+func (r *recorded) Record(_, reason, _ string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.reasons = append(r.reasons, reason)
+}
+
+func (r *recorded) take() []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	reasons := r.reasons
+	r.reasons = nil
+	return reasons
+}
+
+// Each change is told once, when the API server has it, and not at each attempt.
+func TestUpdaterRecordsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, events := newScene(t), &recorded{}
+		failures := 3
+		s.api.fail = func(string) error {
+			if failures--; failures >= 0 {
+				return errDown
+			}
+			return nil
+		}
+		cfg := s.config()
+		cfg.Record = events.Record
+		s.play(cfg, func() {
+			s.sleep(10 * time.Second)
+			diff(t, "registration", []string{"NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID"}, events.take())
+
+			s.api.edit(func() { failures = 8 }) // more than one pass
+			s.judge(pressure.MemoryPressure, true)
+			synctest.Wait()
+			diff(t, "while it cannot be posted", []string(nil), events.take())
+			s.sleep(time.Minute)
+			diff(t, "posted", []string{"NodeHasInsufficientMemory"}, events.take())
+
+			s.mu.Lock()
+			s.unhealthy = errors.New("sampler is stuck")
+			s.mu.Unlock()
+			s.sleep(10 * time.Minute)
+			diff(t, "unhealthy", []string{"NodeNotReady"}, events.take())
+
+			s.api.put(func(n *v1.Node) { n.Spec.Unschedulable = true })
+			s.sleep(time.Second)
+			diff(t, "cordon", []string{"NodeNotSchedulable"}, events.take())
+			s.api.put(func(n *v1.Node) { n.Spec.Unschedulable = false })
+			s.sleep(time.Minute)
+			diff(t, "uncordon", []string{"NodeSchedulable"}, events.take())
+		})
+	})
+}

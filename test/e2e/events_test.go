@@ -1,0 +1,125 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeprobe/nodeprobe/test/agent"
+	"github.com/nodeprobe/nodeprobe/test/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/pressure"
+)
+
+// events returns the Events that "kubectl describe node" would show.
+func (n *node) events() ([]corev1.Event, error) {
+	found, err := n.get()
+	if err != nil {
+		return nil, err
+	}
+	list, err := n.client.CoreV1().Events("").List(context.Background(), metav1.ListOptions{
+		FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + n.name + ",involvedObject.uid=" + string(found.UID),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// waitEvent waits for an Event with a reason whose message holds a text.
+func (n *node) waitEvent(reason, text string) corev1.Event {
+	n.t.Helper()
+	var found corev1.Event
+	eventually(n.t, "there is an event "+reason, func() error {
+		events, err := n.events()
+		if err != nil {
+			return err
+		}
+		var seen []string
+		for _, e := range events {
+			if e.Reason == reason && strings.Contains(e.Message, text) {
+				found = e
+				return nil
+			}
+			seen = append(seen, e.Reason+": "+e.Message)
+		}
+		return fmt.Errorf("only %q", seen)
+	})
+	return found
+}
+
+// A process that the kernel kills for lack of memory is an Event of the Node, and
+// each transition of a condition is one; a restart of nodeprobe repeats none.
+func TestEvents(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, controlplane.StartForTest(t), agent.Config{"bpf": "auto"})
+	a := n.startReady()
+	for _, reason := range []string{"NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID"} {
+		n.waitEvent(reason, n.name)
+	}
+
+	pid, err := pressure.OOMKill()
+	if err != nil {
+		t.Fatal(err)
+	}
+	killed := time.Now()
+	e := n.waitEvent("OOMKilling", fmt.Sprintf("Killed process %d", pid))
+	t.Logf("seen %s after the victim was waited for, by a poll each 50 ms: %s", time.Since(killed), e.Message)
+	if e.Type != corev1.EventTypeWarning || !strings.HasPrefix(e.Message, "Memory cgroup out of memory: ") || !strings.Contains(e.Message, "cgroup: /nodeprobe-test-") {
+		t.Errorf("event: %+v", e)
+	}
+
+	if _, err := n.client.CoreV1().Nodes().Patch(t.Context(), n.name, "application/merge-patch+json",
+		[]byte(`{"spec":{"unschedulable":true}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	n.waitEvent("NodeNotSchedulable", n.name)
+
+	a.Stop()
+	n.startReady()
+	events, err := n.events()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var repeated []string
+	for _, e := range events {
+		if e.Count > 1 && strings.HasPrefix(e.Reason, "NodeHas") {
+			repeated = append(repeated, e.Reason)
+		}
+	}
+	if reasons := reasonsOf(events); slices.Contains(reasons, "Rebooted") || repeated != nil || slices.Index(reasons, "NodeHasSufficientMemory") != lastIndex(reasons, "NodeHasSufficientMemory") {
+		t.Errorf("after a restart: %v, counted up: %v", reasons, repeated)
+	}
+}
+
+// Without BPF nobody knows who it was, but that it happened is told.
+func TestOOMKillWithoutBPF(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, controlplane.StartForTest(t), agent.Config{"bpf": "off"})
+	n.startReady()
+	if _, err := pressure.OOMKill(); err != nil {
+		t.Fatal(err)
+	}
+	n.waitEvent("OOMKilling", "killed for lack of memory; the kernel did not tell which")
+}
+
+func reasonsOf(events []corev1.Event) (reasons []string) {
+	for _, e := range events {
+		reasons = append(reasons, e.Reason)
+	}
+	return reasons
+}
+
+func lastIndex(list []string, s string) int {
+	for i := len(list) - 1; i >= 0; i-- {
+		if list[i] == s {
+			return i
+		}
+	}
+	return -1
+}
