@@ -1,7 +1,6 @@
 package main
 
 import (
-	"io"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -138,7 +137,7 @@ func TestOOMReporter(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			var got []string
 			o := &oomReporter{
-				cgroupfs: "/sys/fs/cgroup", hooked: test.hooked, log: slog.New(slog.NewTextHandler(io.Discard, nil)),
+				cgroupfs: "/sys/fs/cgroup", hooked: test.hooked, log: slog.New(slog.DiscardHandler),
 				record: func(_, _, message string) { got = append(got, message) },
 			}
 			now := begin
