@@ -20,9 +20,13 @@ import (
 // crossing wakes the sampler when it happens and nothing does otherwise. What
 // the kernel cannot watch here (no BPF, no timers, not ext4) is left to the
 // sampler's pace.
+//
+// The kernel's word is only believed while it agrees with the samples: memory may
+// be plugged in, or counted in ways that the BPF programs do not know.
 type kernelLimits struct {
-	watch func([]bpf.Watch) error // bpf.Sensor.Watch
-	log   *slog.Logger
+	watch  func([]bpf.Watch) error // bpf.Sensor.Watch
+	levels func(*bpf.Levels)       // bpf.Sensor.Levels
+	log    *slog.Logger
 
 	// stale asks for all watches to be set anew: a filesystem is not what it was.
 	stale atomic.Bool
@@ -30,7 +34,9 @@ type kernelLimits struct {
 	// Owned by the goroutine that samples.
 	armed   []bpf.Watch // in force, without descriptors
 	watched []bool      // of each estimate
-	paths   [2]string   // of the filesystems that are watched
+	drift   []drift     // of each estimate
+	level   bpf.Levels
+	paths   [2]string // of the filesystems that are watched
 	at      time.Time
 	logged  string
 }
@@ -43,9 +49,9 @@ const rearmInterval = time.Minute
 // whether the kernel watches it.
 func (k *kernelLimits) update(s *probe.Snapshot, estimates []pressure.Estimate) []bool {
 	if k.watched == nil {
-		k.watched = make([]bool, len(estimates))
+		k.watched, k.drift = make([]bool, len(estimates)), make([]drift, len(estimates))
 	}
-	due := k.stale.Swap(false) || s.Time.Sub(k.at) >= rearmInterval || k.paths != [2]string{s.NodeFs.Path, s.ImageFs.Path}
+	due := k.stale.Swap(false) || k.doubtful() || s.Time.Sub(k.at) >= rearmInterval || k.paths != [2]string{s.NodeFs.Path, s.ImageFs.Path}
 	wanted, of := watches(s, estimates)
 	if !due && slices.Equal(wanted, k.armed) {
 		return k.watched
@@ -69,7 +75,7 @@ func (k *kernelLimits) update(s *probe.Snapshot, estimates []pressure.Estimate) 
 		clear(k.watched)
 		k.armed = nil
 	}
-	k.report(err, estimates)
+	k.report(errors.Join(err, k.verify(s, wanted, of, estimates)), estimates)
 	return k.watched
 }
 

@@ -25,6 +25,7 @@ type limitsScene struct {
 	log       strings.Builder
 	snapshot  probe.Snapshot
 	estimates []pressure.Estimate
+	drift     int64 // of the kernel's figures
 }
 
 func newLimitsScene(t *testing.T, config pressure.Config) *limitsScene {
@@ -34,7 +35,7 @@ func newLimitsScene(t *testing.T, config pressure.Config) *limitsScene {
 		t.Fatal(err)
 	}
 	s := &limitsScene{}
-	s.kernelLimits = &kernelLimits{log: slog.New(slog.NewTextHandler(&s.log, nil)), watch: func(ws []bpf.Watch) error {
+	s.kernelLimits = &kernelLimits{log: slog.New(slog.NewTextHandler(&s.log, nil)), levels: s.levels, watch: func(ws []bpf.Watch) error {
 		s.calls = append(s.calls, slices.Clone(ws))
 		return s.refuse
 	}}
@@ -47,6 +48,17 @@ func newLimitsScene(t *testing.T, config pressure.Config) *limitsScene {
 	s.snapshot.NodeFs = probe.Filesystem{Path: t.TempDir(), Reserved: 5 * gi}
 	s.estimates = slices.Clone(pressure.NewForecaster(thresholds).Observe(&s.snapshot))
 	return s
+}
+
+// levels is what the kernel sees.
+func (s *limitsScene) levels(l *bpf.Levels) {
+	_, of := watches(&s.snapshot, s.estimates)
+	for i, e := range of {
+		l.Watches[i].Value = s.snapshot.Signals[s.estimates[e].Signal].Available + s.drift
+		if s.calls[len(s.calls)-1][i].Figure == bpf.FreeBytes {
+			l.Watches[i].Value += s.snapshot.NodeFs.Reserved
+		}
+	}
 }
 
 func (s *limitsScene) after(d time.Duration) []bool {
@@ -139,5 +151,56 @@ func TestRefusedWatchesArePolled(t *testing.T) {
 	s.refuse = nil
 	if got := s.after(time.Second); slices.Contains(got, false) {
 		t.Errorf("watched %v after the kernel took them", got)
+	}
+}
+
+// A figure of the kernel's that is not the sampled one is not relied on, be it
+// because memory was plugged in or because the kernel counts otherwise; a burst
+// of allocations is nothing of the kind.
+func TestDriftIsPolled(t *testing.T) {
+	s := newLimitsScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5%", "nodefs.available": "10%"}})
+	for _, step := range []struct {
+		name    string
+		drift   int64
+		after   time.Duration
+		watched bool
+		calls   int
+	}{
+		{"agreed", 0, 0, true, 1},
+		{"a little off", 1 << 20, rearmInterval, true, 2},
+		{"burst", -gi, rearmInterval, true, 3},
+		{"looked again at once", 0, time.Second, true, 4},
+		{"and no more", 0, time.Second, true, 4},
+		{"two bursts", gi, rearmInterval, true, 5},
+		{"that differ", 2 * gi, time.Second, true, 6},
+		{"the same again", 2 * gi, time.Second, false, 7},
+		{"polled", 2 * gi, time.Second, false, 7},
+		{"still off", 2 * gi, rearmInterval, false, 8},
+		{"mended", 0, rearmInterval, true, 9},
+	} {
+		s.drift = step.drift
+		got := s.after(step.after)
+		if slices.Contains(got, !step.watched) {
+			t.Errorf("%s: watched %v, want %v", step.name, got, step.watched)
+		}
+		if len(s.calls) != step.calls {
+			t.Errorf("%s: %d calls, want %d", step.name, len(s.calls), step.calls)
+		}
+	}
+	if want := "memory.available: the kernel's figure is off by 2147483648 bytes"; !strings.Contains(s.log.String(), want) {
+		t.Errorf("not logged: %s", s.log.String())
+	}
+}
+
+// A filesystem that is filled into what root may have is not off: nothing is
+// available there.
+func TestNoDriftInReserve(t *testing.T) {
+	s := newLimitsScene(t, pressure.Config{Hard: map[string]string{"nodefs.available": "10%"}})
+	s.snapshot.Signals[probe.NodeFsAvailable].Available = 0
+	s.drift = -3 * gi // of the 5 in reserve
+	for range 3 {
+		if got := s.after(rearmInterval); slices.Contains(got, false) {
+			t.Errorf("watched %v", got)
+		}
 	}
 }
