@@ -29,6 +29,7 @@ type filesystem struct {
 	answer chan statfsAnswer
 	asked  time.Time // when the worker was asked; zero while it is free
 	got    statfsAnswer
+	mount  Mount // zero while it is not known
 }
 
 type statfsAnswer struct {
@@ -174,7 +175,7 @@ func (f *filesystem) found() Filesystem {
 	if st.Bfree < st.Bavail || unit == 0 || reserved > math.MaxInt64/unit {
 		reserved = 0
 	}
-	return Filesystem{Path: f.got.path, Reserved: int64(reserved * unit)}
+	return Filesystem{Path: f.got.path, Reserved: int64(reserved * unit), Mount: f.mount}
 }
 
 // errSize marks the answer of a filesystem that has no size, or an impossible
@@ -256,12 +257,38 @@ func (r *diskReader) start(now time.Time) {
 	r.imagefs.start(now)
 }
 
-// finish fills in the disk part of s.
-func (r *diskReader) finish(s *Snapshot) {
+// findMounts looks up how the filesystems are mounted that answered last. One
+// that did not keeps what is known of it.
+func (r *diskReader) findMounts(procfs string) error {
+	for _, f := range []*filesystem{r.nodefs, r.imagefs} {
+		if f.got.err != nil {
+			continue
+		}
+		path := f.got.path
+		if !isWithin(path, filepath.Clean(f.rootfs)) {
+			path = "/"
+		} else if f.rootfs != "/" {
+			path = filepath.Join("/", path[len(filepath.Clean(f.rootfs)):])
+		}
+		mount, err := FindMount(procfs, f.rootfs, path)
+		if err != nil {
+			f.mount = Mount{}
+			return err
+		}
+		f.mount = mount
+	}
+	return nil
+}
+
+// finish fills in the disk part of s; remount says whether to look up the mounts.
+func (r *diskReader) finish(s *Snapshot, procfs string, remount bool) {
 	deadline := s.Time.Add(r.timeout)
 	r.nodefs.finish(s.Time, r.timer, deadline)
 	r.imagefs.finish(s.Time, r.timer, deadline)
 	r.timer.Stop()
+	if remount {
+		s.Errors[SourceMounts] = r.findMounts(procfs)
+	}
 	s.NodeFs, s.ImageFs = r.nodefs.found(), r.imagefs.found()
 	s.Signals[NodeFsAvailable], s.Signals[NodeFsInodesFree], s.Errors[SourceNodeFs] = r.nodefs.observations()
 	s.Signals[ImageFsAvailable], s.Signals[ImageFsInodesFree], s.Errors[SourceImageFs] = r.imagefs.observations()

@@ -79,6 +79,7 @@ var (
 	descCPUs         = desc("capacity_cpus", "CPUs that are online.")
 	descStorage      = desc("capacity_ephemeral_storage_bytes", "Size of the filesystem that holds the root directory.")
 	descHugePages    = desc("capacity_hugepages_bytes", "Persistent pool of huge pages, by the size of a page.", "page_size_bytes")
+	descReadOnly     = desc("filesystem_readonly", "Whether a filesystem takes no writes: by mount option, or because it has given up after an error.", "filesystem")
 	descMachine      = desc("machine_info", "What the machine is; always 1.", "kernel_version", "os_image", "architecture", "machine_id", "system_uuid", "boot_id")
 	descSampled      = desc("sampler_last_sample_timestamp_seconds", "When the latest sample was taken.")
 )
@@ -92,7 +93,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 	for _, d := range []*prometheus.Desc{
 		descMemory, descWorkingSet, descSwap, descStallRatio, descStallSeconds, descTasks, descRunning,
-		descOOMKills, descCPUs, descStorage, descHugePages, descMachine, descSampled,
+		descOOMKills, descCPUs, descStorage, descHugePages, descReadOnly, descMachine, descSampled,
 	} {
 		ch <- d
 	}
@@ -157,9 +158,25 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	if snap.Capacity.EphemeralStorage > 0 {
 		gauge(descStorage, float64(snap.Capacity.EphemeralStorage))
 	}
+	for _, f := range []struct {
+		name string
+		fs   *Filesystem
+	}{{"nodefs", &snap.NodeFs}, {"imagefs", &snap.ImageFs}} {
+		if f.fs.Mount != (Mount{}) {
+			_, readOnly := f.fs.Mount.ReadOnly()
+			gauge(descReadOnly, boolean(readOnly), f.name)
+		}
+	}
 	for _, p := range snap.Capacity.HugePages[:snap.Capacity.NumHugePages] {
 		gauge(descHugePages, float64(p.PageSize*p.Total), strconv.FormatInt(p.PageSize, 10))
 	}
 	m := &snap.Machine
 	gauge(descMachine, 1, m.KernelVersion, m.OSImage, m.Architecture, m.MachineID, m.SystemUUID, m.BootID)
+}
+
+func boolean(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
 }

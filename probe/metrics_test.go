@@ -47,6 +47,8 @@ func TestMetrics(t *testing.T) {
 	want := `nodeprobe_capacity_cpus 4
 nodeprobe_capacity_ephemeral_storage_bytes 4.096e+06
 nodeprobe_capacity_hugepages_bytes{page_size_bytes="2097152"} 1.073741824e+09
+nodeprobe_filesystem_readonly{filesystem="imagefs"} 0
+nodeprobe_filesystem_readonly{filesystem="nodefs"} 0
 nodeprobe_machine_info{architecture="` + info.Architecture + `",boot_id="ed1304b0-28d0-44a5-98a2-98159614029c",kernel_version="` + info.KernelVersion + `",machine_id="3d1219c7c4c5404aaa1f6d2a48adfda4",os_image="Debian GNU/Linux 12 (bookworm)",system_uuid="4c4c4544-0042-3510-8053-b4c04f564d31"} 1
 nodeprobe_memory_meminfo_bytes{field="MemAvailable"} 5.36870912e+09
 nodeprobe_memory_meminfo_bytes{field="MemFree"} 1.073741824e+09
@@ -70,6 +72,7 @@ nodeprobe_sampler_read_errors_total{source="loadavg"} 0
 nodeprobe_sampler_read_errors_total{source="machine"} 0
 nodeprobe_sampler_read_errors_total{source="meminfo"} 0
 nodeprobe_sampler_read_errors_total{source="memory_cgroup"} 0
+nodeprobe_sampler_read_errors_total{source="mounts"} 0
 nodeprobe_sampler_read_errors_total{source="nodefs"} 0
 nodeprobe_sampler_read_errors_total{source="pods_cgroup"} 0
 nodeprobe_sampler_read_errors_total{source="pressure_cpu"} 2

@@ -11,8 +11,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // Mount is one line of /proc/<pid>/mountinfo (Linux 2.6.26). Mounts can be
@@ -73,8 +71,7 @@ func mountinfoPaths(procfs string) []string {
 // that should be at path has vanished, the answer is what lies below.
 //
 // It never touches path itself, so it does not hang where the filesystem does;
-// but it also knows nothing of symbolic links: see ResolvePath. It reads the
-// whole table, which takes 0.3 ms for 1000 mounts, and the kernel's time to
+// but it also knows nothing of symbolic links. It reads the whole table, which takes 0.3 ms for 1000 mounts, and the kernel's time to
 // write it.
 func FindMount(procfs, rootfs, path string) (Mount, error) {
 	if !filepath.IsAbs(path) {
@@ -267,42 +264,6 @@ func unescape(b []byte) []byte {
 }
 
 func isOctal(c, most byte) bool { return c >= '0' && c <= most }
-
-// ResolvePath returns where path, a path of the node whose / is at rootfs, leads
-// to when all symbolic links are followed within that root, for FindMount. What
-// does not exist yet is kept as it is. Without openat2(2) (Linux 5.6), and where
-// a container's seccomp profile refuses it, links are not followed.
-//
-// It goes where path goes, so it hangs if a filesystem on the way does.
-func ResolvePath(rootfs, path string) (string, error) {
-	root, err := unix.Open(rootfs, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return "", &fs.PathError{Op: "open", Path: rootfs, Err: err}
-	}
-	defer unix.Close(root)
-	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT}
-	path = filepath.Join("/", path)
-	for dir, missing := path, ""; ; dir, missing = filepath.Dir(dir), filepath.Join(filepath.Base(dir), missing) {
-		fd, err := unix.Openat2(root, dir, &how)
-		for errors.Is(err, unix.EAGAIN) { // something was renamed while it followed a ".."
-			fd, err = unix.Openat2(root, dir, &how)
-		}
-		switch {
-		case errors.Is(err, unix.ENOENT) && dir != "/":
-			continue
-		case errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM):
-			return path, nil
-		case err != nil:
-			return "", &fs.PathError{Op: "resolve", Path: dir, Err: err}
-		}
-		defer unix.Close(fd)
-		resolved, err := pathWithin(root, fd)
-		if err != nil {
-			return "", fmt.Errorf("resolve %s: %w", dir, err)
-		}
-		return filepath.Join(resolved, missing), nil
-	}
-}
 
 // pathWithin returns the path of an open file relative to an open directory
 // that it lies in, with a leading slash.

@@ -246,41 +246,6 @@ func TestFindMountEmergency(t *testing.T) {
 	})
 }
 
-func TestResolvePath(t *testing.T) {
-	root := t.TempDir()
-	if err := errors.Join(
-		os.MkdirAll(filepath.Join(root, "data/kubelet"), 0o700),
-		os.MkdirAll(filepath.Join(root, "var/lib"), 0o700),
-		os.Symlink("/data/kubelet", filepath.Join(root, "var/lib/kubelet")),
-		os.Symlink("../../../../data", filepath.Join(root, "var/lib/up")),
-		os.Symlink("round", filepath.Join(root, "round")),
-	); err != nil {
-		t.Fatal(err)
-	}
-	for path, want := range map[string]string{
-		"/":                        "/",
-		"/data":                    "/data",
-		"/var/lib/kubelet":         "/data/kubelet",
-		"/var/lib/kubelet/pods/1":  "/data/kubelet/pods/1",
-		"/var/lib/up/kubelet":      "/data/kubelet",
-		"/var/lib/docker/overlay2": "/var/lib/docker/overlay2",
-		"data/../data/":            "/data",
-	} {
-		if got, err := ResolvePath(root, path); got != want || err != nil {
-			t.Errorf("%s: got %s, %v; want %s", path, got, err, want)
-		}
-	}
-	if got, err := ResolvePath("/", root+"/var"); got != root+"/var" || err != nil {
-		t.Errorf("below /: got %s, %v", got, err)
-	}
-	if got, err := ResolvePath(root, "/round"); !errors.Is(err, unix.ELOOP) {
-		t.Errorf("a link to itself: got %s, %v", got, err)
-	}
-	if got, err := ResolvePath(root+"/none", "/"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("no root: got %s, %v", got, err)
-	}
-}
-
 func FuzzFindMount(f *testing.F) {
 	f.Add(nodeTable, "/", "/var/lib/kubelet")
 	f.Add(containerTable, "/host/root", "/var/lib/kubelet")

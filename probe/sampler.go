@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/bpf"
@@ -49,7 +50,7 @@ const (
 	CauseNear                // observe asked for it: a limit is near
 	CauseEvent               // a BPF program reported something
 	CauseStall               // tasks stall on a resource
-	CauseMounts              // a filesystem was mounted, unmounted or remounted
+	CauseMounts              // a filesystem was mounted, unmounted, remounted, or turned read-only
 	CauseCgroup              // the pods' cgroup ran into a limit
 	CauseView                // somebody is looking at a live table
 
@@ -81,7 +82,8 @@ type Sampler struct {
 	oomKills    int64
 	vmstatTable []tableKey
 
-	wake chan Cause
+	wake    chan Cause
+	remount atomic.Bool // the next sample looks up the mounts
 
 	current     Snapshot // owned by the goroutine that calls Sample
 	machineRead time.Time
@@ -160,8 +162,9 @@ func (s *Sampler) Sample() *Snapshot {
 	snap := &s.current
 	snap.Time = time.Now()
 	s.disks.start(snap.Time)
+	remount := s.remount.Swap(false) || snap.Errors[SourceMounts] != nil
 	if s.machineRead.IsZero() || snap.Time.Sub(s.machineRead) >= machineInterval {
-		s.machineRead = snap.Time
+		s.machineRead, remount = snap.Time, true
 		s.readRarely(snap)
 	}
 	s.memory.read(snap)
@@ -171,7 +174,7 @@ func (s *Sampler) Sample() *Snapshot {
 	if s.cfg.Kernel != nil {
 		snap.Kernel = s.cfg.Kernel.Counters()
 	}
-	s.disks.finish(snap)
+	s.disks.finish(snap, s.cfg.Procfs, remount)
 
 	// Capacity outlives a read that fails: the node still has its memory.
 	if snap.Memory.OK {
@@ -242,6 +245,9 @@ func (s *Sampler) note(snap *Snapshot) {
 // Wake asks Run for a sample now. It never blocks: a sample that has been asked
 // for and not yet begun serves both, and counts as the first one's.
 func (s *Sampler) Wake(cause Cause) {
+	if cause == CauseMounts {
+		s.remount.Store(true)
+	}
 	select {
 	case s.wake <- cause:
 	default:

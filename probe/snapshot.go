@@ -58,6 +58,7 @@ const (
 	SourceVmstat
 	SourceNodeFs
 	SourceImageFs
+	SourceMounts
 	SourceMachine
 	SourceCPUs
 	SourceHugePages
@@ -71,7 +72,7 @@ func (s Source) String() string {
 	return [NumSources]string{
 		"meminfo", "memory_cgroup", "pods_cgroup", "loadavg", "task_limit",
 		"pressure_cpu", "pressure_memory", "pressure_io", "vmstat",
-		"nodefs", "imagefs", "machine", "cpus", "hugepages",
+		"nodefs", "imagefs", "mounts", "machine", "cpus", "hugepages",
 	}[s]
 }
 
@@ -94,6 +95,10 @@ type Filesystem struct {
 	Path string
 	// Reserved is what only root may fill, in bytes: free and not available.
 	Reserved int64
+	// Mount is how it is mounted, by /proc/1/mountinfo; the zero Mount if that is
+	// not known. It is re-read once a minute, and when the kernel tells of a
+	// change.
+	Mount Mount
 }
 
 // Memory is the node's memory by two accounts, in bytes.

@@ -28,6 +28,7 @@ var fullMachine = machine{
 	"proc/sys/kernel/pid_max":        "4194304\n",
 	"proc/sys/kernel/threads-max":    "127000\n",
 	"proc/sys/kernel/random/boot_id": "ed1304b0-28d0-44a5-98a2-98159614029c\n",
+	"proc/1/mountinfo":               "1 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw,errors=remount-ro\n",
 
 	"sys/fs/cgroup/memory.stat":                   statV2Text,
 	"sys/fs/cgroup/kubepods.slice/memory.stat":    "anon 1\nfile 2\ninactive_file 1073741824\n",

@@ -32,6 +32,7 @@ type daemon struct {
 	resources   *status.Resources      // nil unless the mode is own
 	recorder    *status.Recorder       // nil unless the mode is own
 	oom         *oomReporter
+	mounts      *mountReporter
 	registry    *prometheus.Registry
 	log         *slog.Logger
 
@@ -76,6 +77,7 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 		cgroupfs: filepath.Join(paths.sysfs, "fs/cgroup"), hooked: attached(d.sensor.Hooks(), bpf.OOM),
 		record: d.recorder.Record, log: log,
 	}
+	d.mounts = &mountReporter{record: d.recorder.Record, log: log}
 	return d, nil
 }
 

@@ -222,6 +222,8 @@ func findSource(source probe.Source, err error) finding {
 		f.Outcome, f.Remedy = outcomeMissing, "the OOM kill count needs Linux 4.13"
 	case probe.SourceNodeFs, probe.SourceImageFs:
 		f.Remedy = "mount the host's root at --path.rootfs and check rootDirectory and imageDirectories"
+	case probe.SourceMounts:
+		f.Outcome, f.Remedy = outcomeMissing, "mount the host's /proc at --path.procfs; a read-only filesystem goes unnoticed without it"
 	case probe.SourceMachine, probe.SourceHugePages:
 		f.Outcome, f.Remedy = outcomeMissing, "mount the host's /sys and / at --path.sysfs and --path.rootfs"
 	default:

@@ -72,6 +72,11 @@ func TestPreflight(t *testing.T) {
 			map[string]string{"vmstat": outcomeMissing},
 		},
 		{
+			"no mount table",
+			map[string]string{"proc/1/mountinfo": ""},
+			map[string]string{"mounts": outcomeMissing, "wake-up mounts": outcomeMissing},
+		},
+		{
 			"no CPUs, no limit of tasks",
 			map[string]string{"sys/devices/system/cpu/online": "", "proc/sys/kernel/pid_max": "", "proc/sys/kernel/threads-max": ""},
 			map[string]string{"cpus": outcomeFails, "task_limit": outcomeFails},
@@ -94,7 +99,7 @@ func TestPreflight(t *testing.T) {
 			want := map[string]string{
 				"BPF programs": outcomeOff,
 				// The tree is not the kernel's, and has no pods.
-				"wake-up mounts": outcomeMissing, "wake-up pressure_memory_some": outcomeMissing, "wake-up pressure_io_full": outcomeMissing, "wake-up pods_memory_events": outcomeOff, "wake-up pods_memory_events_local": outcomeOff,
+				"wake-up pressure_memory_some": outcomeMissing, "wake-up pressure_io_full": outcomeMissing, "wake-up pods_memory_events": outcomeOff, "wake-up pods_memory_events_local": outcomeOff,
 			}
 			maps.Copy(want, test.want)
 			if diff := cmp.Diff(want, got); diff != "" {

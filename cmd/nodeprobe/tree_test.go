@@ -43,6 +43,7 @@ func treeFiles() map[string]string {
 		"proc/sys/kernel/pid_max":        "32768\n",
 		"proc/sys/kernel/threads-max":    "63000\n",
 		"proc/sys/kernel/random/boot_id": treeBootID + "\n",
+		"proc/1/mountinfo":               "1 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n",
 		"proc/self/status":               "Name:\tnodeprobe\nCapEff:\t000000c000000000\n",
 		"sys/fs/cgroup/memory.stat":      memoryStat("2147483648"),
 		"sys/devices/system/cpu/online":  "0-3\n",

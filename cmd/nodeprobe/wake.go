@@ -21,6 +21,7 @@ func (d *daemon) observe(s *probe.Snapshot) time.Duration {
 		d.notifier.Refresh()
 	}
 	d.oom.counted(s)
+	d.mounts.observe(s)
 	return d.monitor.observe(s)
 }
 
@@ -57,15 +58,19 @@ func (d *daemon) kernelEvents(ctx context.Context) error {
 			}
 			continue
 		}
-		if e.Kind == bpf.Stale {
-			d.limits.stale.Store(true)
-		}
-		d.sampler.Wake(probe.CauseEvent)
 		switch e.Kind {
-		case bpf.OOMKill:
-			d.oom.killed(&e)
+		case bpf.Stale:
+			d.limits.stale.Store(true)
+			d.sampler.Wake(probe.CauseMounts)
+		case bpf.ReadOnly:
+			d.sampler.Wake(probe.CauseMounts)
 		default:
-			d.log.Debug("kernel event", "kind", e.Kind.String(), "watch", e.Watch, "on", e.On, "value", e.Value, "limit", e.Limit)
+			d.sampler.Wake(probe.CauseEvent)
 		}
+		if e.Kind == bpf.OOMKill {
+			d.oom.killed(&e)
+			continue
+		}
+		d.log.Debug("kernel event", "kind", e.Kind.String(), "watch", e.Watch, "on", e.On, "value", e.Value, "limit", e.Limit)
 	}
 }

@@ -104,3 +104,52 @@ func TestOOMKillWithoutBPF(t *testing.T) {
 	}
 	n.waitEvent("OOMKilling", "killed for lack of memory; the kernel did not tell which")
 }
+
+// A filesystem that takes no more writes is told of: after a remount, and after
+// an error, of which the kernel notifies nobody.
+func TestReadOnlyFilesystem(t *testing.T) {
+	t.Parallel()
+	fs, err := pressure.Disk(64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := fs.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	n := newNode(t, controlplane.StartForTest(t), agent.Config{
+		"bpf": "auto", "sampleInterval": "10s", "rootDirectory": fs.Dir, "evictionHard": map[string]string{"nodefs.available": "5%"},
+	})
+	n.startReady()
+	for _, step := range []struct {
+		name   string
+		change func() error
+		reason string
+		text   string
+		count  int32 // of Events with the reason so far
+	}{
+		{"remount", func() error { return fs.SetReadOnly(true) }, "FilesystemIsReadOnly", "takes no writes: ro", 1},
+		{"remount again", func() error { return fs.SetReadOnly(false) }, "FilesystemIsNotReadOnly", "takes writes again", 1},
+		{"error", fs.Break, "FilesystemIsReadOnly", "takes no writes", 2},
+	} {
+		began := time.Now()
+		if err := step.change(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, step.name, func() error {
+			events, err := n.events()
+			count := int32(0)
+			for _, e := range events {
+				if e.Reason == step.reason && strings.Contains(e.Message, step.text) {
+					count += e.Count
+				}
+			}
+			if err == nil && count != step.count {
+				err = fmt.Errorf("%d events, want %d", count, step.count)
+			}
+			return err
+		})
+		t.Logf("%s: seen after %s, by a poll each 50 ms", step.name, time.Since(began))
+	}
+}
