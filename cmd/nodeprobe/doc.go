@@ -45,7 +45,7 @@ samples that come the faster the nearer they are, and nothing else changes.
 # Commands
 
 	nodeprobe run              watch the node until told to stop
-	nodeprobe snapshot         sample once; print it, and the Node that would be posted
+	nodeprobe snapshot         sample; print it, and the Node that would be posted
 	nodeprobe preflight        say what works on this machine, and how to mend what does not
 	nodeprobe config check F   say what is wrong with a configuration file
 	nodeprobe config default   print the default configuration, every field explained
@@ -67,6 +67,10 @@ run, snapshot and preflight:
 snapshot and preflight:
 
 	-o, --output KIND   table or json, for snapshot also yaml
+
+snapshot:
+
+	--for TIME          how long to watch, to tell the time to each limit
 
 run; each but the last wins over the field of the configuration in brackets:
 

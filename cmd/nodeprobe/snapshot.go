@@ -22,12 +22,14 @@ import (
 
 func newSnapshotCommand(p *paths) *cobra.Command {
 	var file, output string
+	var period time.Duration
 	cmd := &cobra.Command{
 		Use:   "snapshot",
-		Short: "Sample the node once; print what was found and the Node that would be posted",
-		Long: `Sample the node once; print what was found and the Node that would be posted.
+		Short: "Sample the node; print what was found and the Node that would be posted",
+		Long: `Sample the node; print what was found and the Node that would be posted.
 
-No cluster is needed. The exit code is 0 if everything could be read, and 3 if
+It takes a second, as one sample does not tell how fast a limit comes near;
+--for 0s takes just one. No cluster is needed. The exit code is 0 if everything could be read, and 3 if
 not; what could be is printed in either case.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -35,11 +37,15 @@ not; what could be is printed in either case.`,
 			if err != nil {
 				return &exitError{exitUsage, err}
 			}
-			return snapshot(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), &cfg, policy, *p, output)
+			if period < 0 {
+				return &exitError{exitUsage, fmt.Errorf("--for: %s is negative", period)}
+			}
+			return snapshot(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), &cfg, policy, *p, output, period)
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "", "configuration file; see nodeprobe config default")
 	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, yaml or json")
+	cmd.Flags().DurationVar(&period, "for", time.Second, "how long to watch the node, to tell the time to each limit")
 	return cmd
 }
 
@@ -49,7 +55,7 @@ type snapshotOutput struct {
 	Node     *v1.Node `json:"node"`
 }
 
-func snapshot(ctx context.Context, stdout, stderr io.Writer, cfg *config, p *policy, paths paths, output string) error {
+func snapshot(ctx context.Context, stdout, stderr io.Writer, cfg *config, p *policy, paths paths, output string, period time.Duration) error {
 	if err := oneOf(output, "table", "yaml", "json"); err != nil {
 		return &exitError{exitUsage, fmt.Errorf("--output: %w", err)}
 	}
@@ -61,7 +67,9 @@ func snapshot(ctx context.Context, stdout, stderr io.Writer, cfg *config, p *pol
 	}
 	defer sampler.Close()
 	monitor := newMonitor(cfg, p, sampler.Healthy, slog.New(slog.DiscardHandler), nil)
-	monitor.observe(sampler.Sample())
+	if err := watch(ctx, sampler, monitor, period); err != nil {
+		return err
+	}
 	facts := monitor.facts()
 
 	node, nodeErr := previewNode(ctx, cfg, p, &facts)
@@ -87,6 +95,24 @@ func snapshot(ctx context.Context, stdout, stderr io.Writer, cfg *config, p *pol
 	}
 	if incomplete {
 		return &exitError{exitIncomplete, errors.New("not everything could be read; see the errors in the output")}
+	}
+	return nil
+}
+
+// watch samples for a while, often enough for a trend.
+func watch(ctx context.Context, sampler *probe.Sampler, monitor *monitor, period time.Duration) error {
+	monitor.observe(sampler.Sample())
+	const steps = 5
+	for range steps {
+		if period == 0 {
+			break
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(period / steps):
+		}
+		monitor.observe(sampler.Sample())
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -55,7 +56,7 @@ func TestSnapshotGolden(t *testing.T) {
 	tr := newTree(t, nil)
 	config := writeConfig(t, "")
 	command := func(output string) string {
-		got := nodeprobe(t, append(tr.flags(), "snapshot", "--config", config, "-o", output)...)
+		got := nodeprobe(t, append(tr.flags(), "snapshot", "--for", "0s", "--config", config, "-o", output)...)
 		if got.code != 0 || got.stderr != "" {
 			t.Fatalf("-o %s: %+v", output, got)
 		}
@@ -97,7 +98,7 @@ func TestSnapshotOrder(t *testing.T) {
 	for _, output := range []string{"table", "yaml", "json"} {
 		var first string
 		for i := range 3 {
-			got := nodeprobe(t, append(tr.flags(), "snapshot", "--config", config, "-o", output)...)
+			got := nodeprobe(t, append(tr.flags(), "snapshot", "--for", "0s", "--config", config, "-o", output)...)
 			text := digits.ReplaceAllString(normal(tr, got.stdout), "N")
 			if i == 0 {
 				first = text
@@ -151,7 +152,7 @@ func TestSnapshotExitCodes(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			tr := newTree(t, test.changes)
-			got := nodeprobe(t, append(tr.flags(), "snapshot", "--config", writeConfig(t, test.fields))...)
+			got := nodeprobe(t, append(tr.flags(), "snapshot", "--for", "0s", "--config", writeConfig(t, test.fields))...)
 			if got.code != test.code || !strings.HasSuffix(got.stderr, test.stderr) || (test.stderr == "") != (got.stderr == "") {
 				t.Errorf("exit code %d, want %d; %s", got.code, test.code, got.stderr)
 			}
@@ -210,5 +211,37 @@ func TestSnapshotOfThisMachine(t *testing.T) {
 		if _, ok := out.Node.Status.Allocatable[name]; !ok {
 			t.Errorf("nothing allocatable of %s", name)
 		}
+	}
+}
+
+// A snapshot of a machine that is running out of memory tells when.
+func TestSnapshotTellsTimeToLimit(t *testing.T) {
+	tr := newTree(t, nil)
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for used := 1 << 30; ; used += 64 << 20 { // some 1.3 GiB/s
+			select {
+			case <-stop:
+				return
+			case <-time.After(50 * time.Millisecond):
+				tr.write("sys/fs/cgroup/memory.stat", memoryStat(strconv.Itoa(min(used, 6<<30))))
+			}
+		}
+	}()
+	got := nodeprobe(t, append(tr.flags(), "snapshot", "--config", writeConfig(t, ""), "-o", "json")...)
+	close(stop)
+	<-done
+	var out snapshotOutput
+	if err := json.Unmarshal([]byte(got.stdout), &out); err != nil {
+		t.Fatalf("%v: %+v", err, got)
+	}
+	for _, s := range out.Snapshot.Signals {
+		if told := s.TimeToLimit != ""; s.Name == "memory.available" && !told || s.Name == "pid.available" && told {
+			t.Errorf("%s: time to limit is %q", s.Name, s.TimeToLimit)
+		}
+	}
+	if got := nodeprobe(t, "snapshot", "--for", "-1s"); got.code != exitUsage || !strings.Contains(got.stderr, "--for: -1s is negative") {
+		t.Errorf("a negative time: %+v", got)
 	}
 }
