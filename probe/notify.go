@@ -24,6 +24,7 @@ const (
 	NotifyIOStall                        // tasks stall on a disk
 	NotifyMounts                         // something was mounted, unmounted or remounted
 	NotifyCgroup                         // the pods reached a memory limit, or one lost a process to the OOM killer
+	NotifyLimits                         // somebody has set how many tasks there may be
 
 	// NumNotifyCauses is the length of an array indexed by NotifyCause.
 	NumNotifyCauses = int(iota)
@@ -31,7 +32,7 @@ const (
 
 // String returns the name used in logs and metrics.
 func (c NotifyCause) String() string {
-	return [NumNotifyCauses]string{"cpu_stall", "memory_stall", "io_stall", "mounts", "cgroup"}[c]
+	return [NumNotifyCauses]string{"cpu_stall", "memory_stall", "io_stall", "mounts", "cgroup", "limits"}[c]
 }
 
 // NotifierConfig says what to listen to.
@@ -97,10 +98,12 @@ type watch struct {
 	gap   time.Duration
 }
 
-// source is a file that poll(2) reports POLLPRI on.
+// source is a file that poll(2) reports on.
 type source interface {
 	name() string
 	cause() NotifyCause
+	// events is what to ask poll for.
+	events() int16
 	// open returns a descriptor to poll, and what to say of it.
 	open() (fd int, detail string, err error)
 	// heard is called when poll reported something. It makes the descriptor
@@ -143,6 +146,7 @@ func NewNotifier(cfg NotifierConfig) (*Notifier, error) {
 		n.add(&stallSource{trigger: t, procfs: cfg.Procfs})
 	}
 	n.add(&mountsSource{procfs: cfg.Procfs})
+	n.add(&limitsSource{procfs: cfg.Procfs})
 	cgroupfs := filepath.Join(cfg.Sysfs, "fs/cgroup")
 	n.add(&cgroupSource{cgroupfs: cgroupfs, file: "memory.events.local"})
 	n.add(&cgroupSource{cgroupfs: cgroupfs, file: "memory.events", only: "oom"})
@@ -219,7 +223,7 @@ func (n *Notifier) prepare(fds []unix.PollFd, now time.Time) (timeoutMillis int)
 	timeout := time.Duration(math.MaxInt64)
 	for i, w := range n.watches {
 		p := &fds[1+i]
-		*p = unix.PollFd{Fd: int32(w.fd), Events: unix.POLLPRI}
+		*p = unix.PollFd{Fd: int32(w.fd), Events: w.source.events()}
 		if wait := w.quiet.Sub(now); wait > 0 && w.fd >= 0 {
 			p.Fd = -1 // poll passes it over
 			timeout = min(timeout, wait)

@@ -283,3 +283,22 @@ func openFiles(t *testing.T) map[string]string {
 	}
 	return files
 }
+
+// A write to a limit is heard of, though it be the same value as before.
+func TestNotifierHearsOfTaskLimits(t *testing.T) {
+	for _, name := range []string{"pid_max", "threads-max"} {
+		path := filepath.Join("/proc/sys/kernel", name)
+		now, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tasks := newTaskReader("/proc") // whose open files keep the inodes
+		defer tasks.close()
+		tasks.read(&Snapshot{})
+		e := listen(t, NotifierConfig{Procfs: "/proc", Sysfs: "/sys", Stalls: []StallTrigger{}})
+		if err := os.WriteFile(path, now, 0); err != nil {
+			lacking(t, "%v", err)
+		}
+		e.expect(NotifyLimits, func() bool { return true })
+	}
+}

@@ -68,6 +68,8 @@ func (s *stallSource) name() string {
 	return "pressure_" + s.trigger.Resource.String() + "_" + s.trigger.kind()
 }
 
+func (s *stallSource) events() int16 { return unix.POLLPRI }
+
 func (s *stallSource) cause() NotifyCause { return NotifyCPUStall + NotifyCause(s.trigger.Resource) }
 
 func (s *stallSource) open() (int, string, error) {
@@ -153,6 +155,7 @@ type mountsSource struct{ procfs string }
 
 func (s *mountsSource) name() string       { return "mounts" }
 func (s *mountsSource) cause() NotifyCause { return NotifyMounts }
+func (s *mountsSource) events() int16      { return unix.POLLPRI }
 
 func (s *mountsSource) open() (int, string, error) {
 	var first error
@@ -205,6 +208,7 @@ type cgroupSource struct {
 
 func (s *cgroupSource) name() string       { return "pods_" + strings.ReplaceAll(s.file, ".", "_") }
 func (s *cgroupSource) cause() NotifyCause { return NotifyCgroup }
+func (s *cgroupSource) events() int16      { return unix.POLLPRI }
 
 var (
 	errNotV2  = errors.New("no memory controller of cgroup v2")

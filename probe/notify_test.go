@@ -70,7 +70,7 @@ func TestNotifierWithoutSources(t *testing.T) {
 				t.Errorf("%+v: want inactive, an error and a remedy", s)
 			}
 		}
-		want := []string{"pressure_memory_some", "pressure_io_full", "mounts", "pods_memory_events_local", "pods_memory_events"}
+		want := []string{"pressure_memory_some", "pressure_io_full", "mounts", "task_limits", "pods_memory_events_local", "pods_memory_events"}
 		if diff := cmp.Diff(want, names); diff != "" {
 			t.Errorf("sources (-want +got):\n%s", diff)
 		}

@@ -52,6 +52,7 @@ const (
 	CauseStall               // tasks stall on a resource
 	CauseMounts              // a filesystem was mounted, unmounted, remounted, or turned read-only
 	CauseCgroup              // the pods' cgroup ran into a limit
+	CauseLimits              // somebody has set how many tasks there may be
 	CauseView                // somebody is looking at a live table
 
 	numCauses = int(iota)
@@ -59,7 +60,7 @@ const (
 
 // String returns the name used in metrics.
 func (c Cause) String() string {
-	return [numCauses]string{"tick", "near", "event", "stall", "mounts", "cgroup", "view"}[c]
+	return [numCauses]string{"tick", "near", "event", "stall", "mounts", "cgroup", "limits", "view"}[c]
 }
 
 // machineInterval is how often the facts are re-read that rarely change. Their

@@ -33,6 +33,8 @@ func (d *daemon) notified(cause probe.NotifyCause) {
 		d.sampler.Wake(probe.CauseMounts)
 	case probe.NotifyCgroup:
 		d.sampler.Wake(probe.CauseCgroup)
+	case probe.NotifyLimits:
+		d.sampler.Wake(probe.CauseLimits)
 	default:
 		d.sampler.Wake(probe.CauseStall)
 	}
