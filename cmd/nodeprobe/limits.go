@@ -32,6 +32,8 @@ type kernelLimits struct {
 	stale atomic.Bool
 
 	// Owned by the goroutine that samples.
+	wanted  []bpf.Watch // by the latest snapshot, without descriptors
+	of      []int       // the estimate that each is for
 	armed   []bpf.Watch // in force, without descriptors
 	watched []bool      // of each estimate
 	drift   []drift     // of each estimate
@@ -52,12 +54,12 @@ func (k *kernelLimits) update(s *probe.Snapshot, estimates []pressure.Estimate) 
 		k.watched, k.drift = make([]bool, len(estimates)), make([]drift, len(estimates))
 	}
 	due := k.stale.Swap(false) || k.doubtful() || s.Time.Sub(k.at) >= rearmInterval || k.paths != [2]string{s.NodeFs.Path, s.ImageFs.Path}
-	wanted, of := watches(s, estimates)
-	if !due && slices.Equal(wanted, k.armed) {
+	k.wanted, k.of = watches(k.wanted[:0], k.of[:0], s, estimates)
+	if !due && slices.Equal(k.wanted, k.armed) {
 		return k.watched
 	}
-	k.at, k.armed, k.paths = s.Time, slices.Clone(wanted), [2]string{s.NodeFs.Path, s.ImageFs.Path}
-	wanted, of, closeAll := openFilesystems(s, wanted, of, estimates)
+	k.at, k.armed, k.paths = s.Time, slices.Clone(k.wanted), [2]string{s.NodeFs.Path, s.ImageFs.Path}
+	wanted, of, closeAll := openFilesystems(s, k.wanted, k.of, estimates)
 	defer closeAll()
 
 	err := k.watch(wanted)
@@ -109,9 +111,9 @@ func clearAt(limit int64, e *pressure.Estimate, capacity int64) int64 {
 	return limit + max(min(limit/10, capacity/100), e.Threshold.MinReclaim.Of(capacity))
 }
 
-// watches returns what the kernel is to watch, with no descriptors yet, and the
-// estimate that each is for.
-func watches(s *probe.Snapshot, estimates []pressure.Estimate) (ws []bpf.Watch, of []int) {
+// watches appends to ws what the kernel is to watch, with no descriptors yet, and
+// to of the estimate that each is for.
+func watches(ws []bpf.Watch, of []int, s *probe.Snapshot, estimates []pressure.Estimate) ([]bpf.Watch, []int) {
 	for i := range estimates {
 		e := &estimates[i]
 		o := s.Signals[e.Signal]

@@ -52,7 +52,7 @@ func newLimitsScene(t *testing.T, config pressure.Config) *limitsScene {
 
 // levels is what the kernel sees.
 func (s *limitsScene) levels(l *bpf.Levels) {
-	_, of := watches(&s.snapshot, s.estimates)
+	_, of := watches(nil, nil, &s.snapshot, s.estimates)
 	for i, e := range of {
 		l.Watches[i].Value = s.snapshot.Signals[s.estimates[e].Signal].Available + s.drift
 		if s.calls[len(s.calls)-1][i].Figure == bpf.FreeBytes {
@@ -202,5 +202,14 @@ func TestNoDriftInReserve(t *testing.T) {
 		if got := s.after(rearmInterval); slices.Contains(got, false) {
 			t.Errorf("watched %v", got)
 		}
+	}
+}
+
+// A sample that changes nothing about the limits costs no garbage.
+func TestWatchesAllocateNothing(t *testing.T) {
+	s := newLimitsScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5%", "nodefs.available": "10%", "pid.available": "5%"}})
+	s.after(0)
+	if n := testing.AllocsPerRun(100, func() { s.update(&s.snapshot, s.estimates) }); n > 0 {
+		t.Errorf("%v allocations", n)
 	}
 }
