@@ -46,6 +46,10 @@ type Config struct {
 	// may be gone too. It must not wait for the Heartbeater. Optional.
 	OnLost func()
 
+	// OnForeign is called once per renewal of somebody else's that is noticed. It
+	// must not wait for the Heartbeater. Optional.
+	OnForeign func(State)
+
 	// Logger gets a line when renewals begin to end differently, at levels Info
 	// and Warn, and one for each attempt at Debug. Default: none.
 	Logger *slog.Logger

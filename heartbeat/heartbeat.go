@@ -302,6 +302,9 @@ func (h *Heartbeater) observe(lease *coordinationv1.Lease) {
 			s.ForeignSeen, s.ForeignManager = now, renewTimeManager(lease)
 		}
 	})
+	if renewed && h.config.OnForeign != nil {
+		h.config.OnForeign(h.State())
+	}
 	h.noteHolder()
 	if lost {
 		h.logger.Warn("the lease is gone", "recreated", lease != nil)

@@ -124,6 +124,16 @@ func foreignHolder(lease *coordinationv1.Lease, holder string) string {
 	return ""
 }
 
+// Renewal returns when a lease was last renewed, by the writer's clock, and the
+// writer's field manager, usually the name of its binary: "" where the API server
+// does not tell.
+func Renewal(lease *coordinationv1.Lease) (manager string, at time.Time) {
+	if lease.Spec.RenewTime.IsZero() {
+		return "", time.Time{}
+	}
+	return renewTimeManager(lease), lease.Spec.RenewTime.Time
+}
+
 // renewTimeManager returns the field manager that last set the renew time,
 // usually the name of the writer's binary, or "" where the API server does not
 // tell. It serves only to name the culprit: decisions rest on the renew time.

@@ -24,6 +24,9 @@ type Config struct {
 	// evaluator does not know. The next call of Facts must take it into account.
 	// It is called again where registration has to be tried again.
 	Adopt func(*v1.Node)
+	// Allow returns why nothing must be written, or nil. It is given the Node as
+	// last seen, nil if there is none, before each write.
+	Allow func(*v1.Node) error
 	// OnFailure is called at each failure to post but the first of a pass: the
 	// connection may be half dead.
 	OnFailure func()
@@ -74,6 +77,9 @@ func (c Config) withDefaults() Config {
 	c.Addresses.last = &choice{}
 	if c.Adopt == nil {
 		c.Adopt = func(*v1.Node) {}
+	}
+	if c.Allow == nil {
+		c.Allow = func(*v1.Node) error { return nil }
 	}
 	if c.OnFailure == nil {
 		c.OnFailure = func() {}

@@ -90,12 +90,8 @@ func NewRecorder(cfg RecorderConfig) (*Recorder, error) {
 }
 
 // Record has an Event posted that says what has just happened. It never blocks;
-// where too many wait already, the Event is dropped and counted. It may be
-// called on a nil Recorder, and does nothing then.
+// where too many wait already, the Event is dropped and counted.
 func (r *Recorder) Record(kind, reason, message string) {
-	if r == nil {
-		return
-	}
 	select {
 	case r.queue <- occurrence{kind, reason, message, time.Now()}:
 	default:

@@ -236,11 +236,6 @@ func TestRecorderRefused(t *testing.T) {
 	})
 }
 
-func TestNilRecorder(t *testing.T) {
-	var r *Recorder
-	r.Record(v1.EventTypeNormal, "NodeReady", "m")
-}
-
 func TestRecorderConfig(t *testing.T) {
 	node := func(context.Context) (metav1.OwnerReference, error) { return metav1.OwnerReference{}, nil }
 	for want, cfg := range map[string]RecorderConfig{

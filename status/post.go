@@ -40,6 +40,10 @@ func (u *Updater) try(ctx context.Context, paid *bool) (wait time.Duration, err 
 	now := time.Now()
 	facts := u.cfg.Facts()
 	old := u.Node()
+	if err := u.cfg.Allow(old); err != nil { // it may have been read just now
+		u.result(err)
+		return u.cfg.UpdateFrequency, nil
+	}
 	u.tellSchedulable(old)
 	next := old.DeepCopy()
 	labels := requireLabels(next)

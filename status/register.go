@@ -81,6 +81,9 @@ func (u *Updater) enter(ctx context.Context) (node *v1.Node, how string, err err
 		if node, err = nodes.Get(ctx, name); err != nil {
 			return nil, "", fmt.Errorf("get node %s: %w", name, err)
 		}
+		if err := u.cfg.Allow(node); err != nil {
+			return nil, "", err
+		}
 		u.cfg.Adopt(node)
 		return node, "adopted", nil
 	}
@@ -100,6 +103,9 @@ func (u *Updater) enter(ctx context.Context) (node *v1.Node, how string, err err
 	existing, err := nodes.Get(ctx, name)
 	if err != nil {
 		return nil, "", fmt.Errorf("create node %s: %w; get node %s: %w", name, createErr, name, err)
+	}
+	if err := u.cfg.Allow(existing); err != nil {
+		return nil, "", err
 	}
 	u.cfg.Adopt(existing)
 	mended := existing.DeepCopy()

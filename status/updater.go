@@ -180,6 +180,10 @@ func (u *Updater) lost() {
 
 // step does what is due now, and returns how long to wait for the next step.
 func (u *Updater) step(ctx context.Context) time.Duration {
+	if err := u.cfg.Allow(u.Node()); err != nil {
+		u.result(err)
+		return u.cfg.UpdateFrequency
+	}
 	if u.Node() == nil {
 		if err := u.register(ctx); err != nil {
 			u.failed(ctx, err)

@@ -30,10 +30,13 @@ type daemon struct {
 	updater     *status.Updater        // nil unless the mode is own
 	heartbeater *heartbeat.Heartbeater // nil unless the mode is own
 	resources   *status.Resources      // nil unless the mode is own
+	guard       *guard                 // nil unless the mode is own
+	client      *apiClient             // nil unless the mode is own
 	recorder    *status.Recorder       // nil unless the mode is own
 	oom         *oomReporter
 	mounts      *mountReporter
 	registry    *prometheus.Registry
+	nodeName    string
 	log         *slog.Logger
 
 	refreshed time.Time // of the notifier; owned by observe
@@ -47,7 +50,7 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 		goCollector(),
 		buildInfo(),
 	)
-	d = &daemon{registry: reg, thresholds: p.thresholds, log: log}
+	d = &daemon{registry: reg, nodeName: p.nodeName, thresholds: p.thresholds, log: log}
 	defer func() {
 		if err != nil {
 			d.close()
@@ -75,9 +78,9 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 	}
 	d.oom = &oomReporter{
 		cgroupfs: filepath.Join(paths.sysfs, "fs/cgroup"), hooked: attached(d.sensor.Hooks(), bpf.OOM),
-		record: d.recorder.Record, log: log,
+		record: d.record, log: log,
 	}
-	d.mounts = &mountReporter{record: d.recorder.Record, log: log}
+	d.mounts = &mountReporter{record: d.record, log: log}
 	return d, nil
 }
 
@@ -88,14 +91,16 @@ func (d *daemon) own(cfg *config, p *policy) error {
 		return err
 	}
 	duration := time.Duration(cfg.NodeLeaseDurationSeconds) * time.Second
+	d.client, d.guard = client, newGuard(duration, d.log, d.registry)
 	statusCfg := nodeConfig(cfg, p)
 	statusCfg.Nodes = client.nodes
 	statusCfg.Timeout = min(10*time.Second, duration)
 	statusCfg.Facts = d.monitor.facts
 	statusCfg.Adopt = d.monitor.adopt
+	statusCfg.Allow = d.guard.allow
 	statusCfg.OnFailure = client.reconnect
 	statusCfg.Logger, statusCfg.Registerer = d.log, d.registry
-	statusCfg.Record = func(kind, reason, message string) { d.recorder.Record(kind, reason, message) }
+	statusCfg.Record = d.record
 	if d.updater, err = status.New(statusCfg); err != nil {
 		return fmt.Errorf("set up node status: %w", err)
 	}
@@ -118,7 +123,8 @@ func (d *daemon) own(cfg *config, p *policy) error {
 		Leases:     client.leases,
 		NodeName:   p.nodeName,
 		Duration:   duration,
-		Healthy:    d.sampler.Healthy,
+		Healthy:    d.vouch,
+		OnForeign:  d.guard.renewed,
 		Owner:      d.updater.Owner,
 		OnFailure:  client.reconnect,
 		OnLost:     d.updater.Recheck,
@@ -131,8 +137,28 @@ func (d *daemon) own(cfg *config, p *policy) error {
 	return nil
 }
 
+// record has an Event posted, unless somebody else looks after the node.
+func (d *daemon) record(kind, reason, message string) {
+	if d.guard != nil && d.guard.err() == nil {
+		d.recorder.Record(kind, reason, message)
+	}
+}
+
+// vouch says whether this process may say that the node is alive.
+func (d *daemon) vouch() error {
+	if err := d.guard.err(); err != nil {
+		return err
+	}
+	return d.sampler.Healthy()
+}
+
 // run runs the daemon until ctx ends or a task fails.
 func (d *daemon) run(ctx context.Context, listener net.Listener) error {
+	if d.guard != nil {
+		if err := d.guard.start(ctx, d.client.nodes, d.client.leases, d.nodeName); err != nil {
+			return err
+		}
+	}
 	first := d.sampler.Sample()
 	if d.resources != nil {
 		if err := d.resources.Check(&first.Capacity); err != nil {

@@ -79,7 +79,7 @@ func TestPreflight(t *testing.T) {
 		{
 			"no CPUs, no limit of tasks",
 			map[string]string{"sys/devices/system/cpu/online": "", "proc/sys/kernel/pid_max": "", "proc/sys/kernel/threads-max": ""},
-			map[string]string{"cpus": outcomeFails, "task_limit": outcomeFails},
+			map[string]string{"cpus": outcomeFails, "task_limit": outcomeFails, "wake-up task_limits": outcomeMissing},
 		},
 		{
 			"no name of the system",

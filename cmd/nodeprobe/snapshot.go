@@ -28,9 +28,9 @@ func newSnapshotCommand(p *paths) *cobra.Command {
 		Short: "Sample the node; print what was found and the Node that would be posted",
 		Long: `Sample the node; print what was found and the Node that would be posted.
 
-It takes a second, as one sample does not tell how fast a limit comes near;
---for 0s takes just one. No cluster is needed. The exit code is 0 if everything could be read, and 3 if
-not; what could be is printed in either case.`,
+It takes a second, as one sample does not tell how fast a limit comes near:
+--for 0s takes just one. No cluster is needed. The exit code is 0 if everything
+could be read, and 3 if not; what could be is printed in either case.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, policy, err := loadConfig(file)

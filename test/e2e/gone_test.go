@@ -68,7 +68,8 @@ func TestDeleted(t *testing.T) {
 	n.waitReady(a)
 }
 
-// Another process renews the same Lease. Two heartbeats in one Lease would hide
+// Another nodeprobe renews the same Lease (beside a kubelet this one would stand
+// down for good). Two heartbeats in one Lease would hide
 // the death of either sender, so nodeprobe gives way, and says so.
 func TestForeignHeartbeat(t *testing.T) {
 	t.Parallel()
@@ -81,7 +82,7 @@ func TestForeignHeartbeat(t *testing.T) {
 
 	ctx, stop := context.WithCancel(t.Context())
 	stopped := make(chan error)
-	go func() { stopped <- n.renewAsKubelet(ctx) }()
+	go func() { stopped <- n.renewAsAnother(ctx) }()
 
 	const metric = "nodeprobe_heartbeat_foreign_writer"
 	eventually(t, metric+" is 1", func() error { return wantMetric(a, metric, 1) })
@@ -121,9 +122,9 @@ func TestForeignHeartbeat(t *testing.T) {
 	n.waitReady(a)
 }
 
-// renewAsKubelet renews the Lease several times in each of nodeprobe's rounds,
+// renewAsAnother renews the Lease several times in each of nodeprobe's rounds,
 // until ctx ends.
-func (n *node) renewAsKubelet(ctx context.Context) error {
+func (n *node) renewAsAnother(ctx context.Context) error {
 	leases := n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
 	for ctx.Err() == nil {
 		lease, err := n.lease()
@@ -133,7 +134,7 @@ func (n *node) renewAsKubelet(ctx context.Context) error {
 		now := metav1.NowMicro()
 		lease.Spec.RenewTime = &now
 		// A conflict is nodeprobe's renewal; the next try will do.
-		_, _ = leases.Update(context.Background(), lease, metav1.UpdateOptions{FieldManager: "kubelet"})
+		_, _ = leases.Update(context.Background(), lease, metav1.UpdateOptions{FieldManager: "nodeprobe"})
 		select {
 		case <-ctx.Done():
 		case <-time.After(100 * time.Millisecond):
