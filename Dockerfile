@@ -5,10 +5,9 @@ WORKDIR /src
 COPY go.mod go.sum ./
 RUN go mod download
 COPY . .
-RUN CGO_ENABLED=0 GOOS=$TARGETOS GOARCH=$TARGETARCH \
-    go build -trimpath -ldflags "-s -w -X main.release=$VERSION" -o /nodeprobe ./cmd/nodeprobe
+RUN GOOS=$TARGETOS GOARCH=$TARGETARCH make build PREFIX=/out VERSION=$VERSION
 
 FROM scratch
-COPY --from=build /nodeprobe /nodeprobe
+COPY --from=build /out/nodeprobe /nodeprobe
 ENTRYPOINT ["/nodeprobe"]
 CMD ["run"]

@@ -16,7 +16,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nodeprobe/nodeprobe/test/build"
 	"github.com/nodeprobe/nodeprobe/test/process"
 )
 
@@ -26,13 +25,6 @@ const (
 	liveTimeout = 30 * time.Second
 	stopGrace   = 5 * time.Second
 )
-
-// Build builds nodeprobe as it now is in the tree into dir, and returns the
-// file.
-func Build(ctx context.Context, dir string, log io.Writer) (string, error) {
-	file := filepath.Join(dir, "nodeprobe")
-	return file, build.Into(ctx, build.Target{Name: "nodeprobe", Dir: "..", Package: "./cmd/nodeprobe"}, file, log)
-}
 
 // Config is a nodeprobe configuration, by field. Values are what the YAML has:
 // "100ms", 4, []string.

@@ -33,9 +33,7 @@ type Target struct {
 	Dir string
 	// Package to build.
 	Package string
-	// Module is the module that holds Package and whose version is the
-	// program's. Empty for programs of the module in Dir itself, which have no
-	// version and are not cached.
+	// Module is the module that holds Package and whose version is the program's.
 	Module string
 	// VersionVar is a string variable to set to the version at link time.
 	VersionVar string
@@ -89,13 +87,16 @@ func Cached(ctx context.Context, t Target, log io.Writer) (string, error) {
 	return file, nil
 }
 
-// Into builds the program as it now is in the tree into the named file.
-func Into(ctx context.Context, t Target, file string, log io.Writer) error {
-	dir, err := t.moduleDir()
+// Product builds nodeprobe as it now is in the tree into dir, as users do, and
+// returns the file.
+func Product(ctx context.Context, dir string, log io.Writer) (string, error) {
+	root, err := Root()
 	if err != nil {
-		return err
+		return "", err
 	}
-	return t.goBuild(ctx, dir, "", file, log)
+	defer progress(log, "building nodeprobe")()
+	cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "-C", filepath.Dir(root), "build", "PREFIX="+dir)
+	return filepath.Join(dir, "nodeprobe"), runBuild(ctx, cmd, "nodeprobe")
 }
 
 // key names the cache entry: readable for people, and different whenever the
@@ -136,11 +137,16 @@ func (t Target) buildArgs(version, file string) []string {
 }
 
 func (t Target) goBuild(ctx context.Context, dir, version, file string, log io.Writer) error {
-	what := strings.TrimSpace(t.Name + " " + version)
+	what := t.Name + " " + version
 	defer progress(log, "building "+what)()
-	var output bytes.Buffer
 	cmd := exec.CommandContext(ctx, "go", t.buildArgs(version, file)...)
-	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = dir, goEnviron(), &output, &output
+	cmd.Dir = dir
+	return runBuild(ctx, cmd, what)
+}
+
+func runBuild(ctx context.Context, cmd *exec.Cmd, what string) error {
+	var output bytes.Buffer
+	cmd.Env, cmd.Stdout, cmd.Stderr = goEnviron(), &output, &output
 	// The go command ends its compilers when interrupted, not when killed.
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
 	cmd.WaitDelay = 10 * time.Second

@@ -63,9 +63,8 @@ func TestBase(t *testing.T) {
 		}
 	})
 	t.Run("product accepts it", func(t *testing.T) {
-		binary := filepath.Join(t.TempDir(), "nodeprobe")
-		target := build.Target{Name: "nodeprobe", Dir: "..", Package: "./cmd/nodeprobe"}
-		if err := build.Into(t.Context(), target, binary, os.Stderr); err != nil {
+		binary, err := build.Product(t.Context(), t.TempDir(), os.Stderr)
+		if err != nil {
 			t.Fatal(err)
 		}
 		file := filepath.Join(t.TempDir(), "config.yaml")

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/nodeprobe/nodeprobe/test/agent"
+	"github.com/nodeprobe/nodeprobe/test/build"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/pressure"
@@ -59,7 +60,7 @@ func binary(t *testing.T) string {
 		}
 		product.dir, product.err = os.MkdirTemp("", "nodeprobe-e2e-") //nolint:usetesting // outlives the first test
 		if product.err == nil {
-			product.file, product.err = agent.Build(t.Context(), product.dir, os.Stderr)
+			product.file, product.err = build.Product(t.Context(), product.dir, os.Stderr)
 		}
 	})
 	if product.err != nil {

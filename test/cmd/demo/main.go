@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/test/agent"
+	"github.com/nodeprobe/nodeprobe/test/build"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/pressure"
@@ -76,7 +77,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 		return unlessInterrupted(ctx, err)
 	}
 	if *binary == "" {
-		if *binary, err = agent.Build(ctx, dir, nil); err != nil {
+		if *binary, err = build.Product(ctx, dir, nil); err != nil {
 			return unlessInterrupted(ctx, err)
 		}
 	}

@@ -14,7 +14,6 @@ import (
 	"io"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -33,15 +32,12 @@ func main() {
 	}
 }
 
-var (
-	product = build.Target{Name: "nodeprobe", Dir: "..", Package: "./cmd/nodeprobe"}
-	peer    = build.Target{
-		Name:    "node_exporter",
-		Dir:     "peers/nodeexporter",
-		Package: "github.com/prometheus/node_exporter",
-		Module:  "github.com/prometheus/node_exporter",
-	}
-)
+var peer = build.Target{
+	Name:    "node_exporter",
+	Dir:     "peers/nodeexporter",
+	Package: "github.com/prometheus/node_exporter",
+	Module:  "github.com/prometheus/node_exporter",
+}
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
 	flags := flag.NewFlagSet("footprint", flag.ContinueOnError)
@@ -59,8 +55,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	if *binary == "" {
-		*binary = filepath.Join(dir, "nodeprobe")
-		if err := build.Into(ctx, product, *binary, stderr); err != nil {
+		if *binary, err = build.Product(ctx, dir, stderr); err != nil {
 			return err
 		}
 	}
