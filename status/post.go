@@ -57,7 +57,7 @@ func (u *Updater) try(ctx context.Context, paid *bool) (wait time.Duration, err 
 	}
 	// A post for the period's sake is not paced; if it fails, the next one is:
 	// failures are no lighter for the API server.
-	if !*paid && (changed || u.failing()) {
+	if !*paid && !facts.Urgent && (changed || u.failing()) {
 		if wait := u.pace.wait(now); wait > 0 {
 			u.hold()
 			return wait, nil

@@ -35,6 +35,8 @@ type Facts struct {
 	Verdicts [pressure.NumConditions]pressure.Verdict
 	// Unhealthy is why this process cannot vouch for the node, or nil.
 	Unhealthy error
+	// Urgent says that a change must not wait for its turn: there may be none.
+	Urgent bool
 }
 
 // setters returns the pipeline for one pass, in the kubelet's order: Ready is

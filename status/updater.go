@@ -132,6 +132,17 @@ func (u *Updater) Run(ctx context.Context) error {
 	}
 }
 
+// Post posts what there is to say, now and in one attempt, after Run has returned.
+// It does nothing if the Node is not known.
+func (u *Updater) Post(ctx context.Context) error {
+	if u.Node() == nil {
+		return nil
+	}
+	paid := true // it is the last
+	_, err := u.try(ctx, &paid)
+	return err
+}
+
 // sighted takes note of what the watch saw, and says whether it was news. What
 // is older than what a patch was answered with is an echo.
 func (u *Updater) sighted(s sighting) bool {

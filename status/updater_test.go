@@ -252,3 +252,55 @@ func TestNew(t *testing.T) {
 		diff(t, "error", test.want, errorText(err))
 	}
 }
+
+// What is urgent goes out though the bucket is empty, and the last post after Run
+// has ended needs no turn either.
+func TestUrgentChangeDoesNotWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		cfg := s.config()
+		urgent := false
+		cfg.Facts = func() Facts {
+			f := s.facts()
+			f.Urgent = urgent
+			return f
+		}
+		s.steady(cfg, func() {
+			for i := range 6 {
+				s.judge(pressure.PIDPressure, i%2 == 0)
+				s.sleep(600 * time.Millisecond)
+			}
+			s.api.take()
+			s.judge(pressure.PIDPressure, true)
+			s.api.took(t, "the bucket is empty", "")
+			s.mu.Lock()
+			s.unhealthy, urgent = errors.New("node is shutting down"), true
+			s.mu.Unlock()
+			s.Wake()
+			s.api.took(t, "urgent", "PATCH")
+			diff(t, "message", "node is shutting down", s.condition(v1.NodeReady).Message)
+			s.mu.Lock()
+			urgent = false
+			s.mu.Unlock()
+		})
+		s.mu.Lock()
+		s.unhealthy = errors.New("the last word")
+		s.mu.Unlock()
+		if err := s.Post(t.Context()); err != nil {
+			t.Error(err)
+		}
+		s.api.took(t, "after the end", "PATCH")
+		diff(t, "message", "the last word", s.condition(v1.NodeReady).Message)
+	})
+}
+
+func TestPostBeforeRegistration(t *testing.T) {
+	s := newScene(t)
+	u, err := New(s.config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := u.Post(t.Context()); err != nil || len(s.api.calls) > 0 {
+		t.Errorf("%v, %d calls", err, len(s.api.calls))
+	}
+}

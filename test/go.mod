@@ -5,6 +5,7 @@ go 1.26.0
 replace github.com/nodeprobe/nodeprobe => ../
 
 require (
+	github.com/godbus/dbus/v5 v5.2.4
 	github.com/nodeprobe/nodeprobe v0.0.0-00010101000000-000000000000
 	golang.org/x/sys v0.49.0
 	k8s.io/api v0.37.2

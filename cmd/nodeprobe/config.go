@@ -61,6 +61,8 @@ type config struct {
 	LocalStorageCapacityIsolation bool              `yaml:"localStorageCapacityIsolation"`
 	KubeletVersion                string            `yaml:"kubeletVersion"`
 	Port                          int32             `yaml:"port"`
+	ShutdownGracePeriod           time.Duration     `yaml:"shutdownGracePeriod"`
+	LastWord                      string            `yaml:"lastWord"`
 
 	WebListenAddress string `yaml:"webListenAddress"`
 	LogLevel         string `yaml:"logLevel"`

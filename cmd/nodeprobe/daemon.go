@@ -7,10 +7,13 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
+	v1 "k8s.io/api/core/v1"
 
 	"github.com/nodeprobe/nodeprobe/bpf"
 	"github.com/nodeprobe/nodeprobe/heartbeat"
@@ -32,6 +35,8 @@ type daemon struct {
 	resources   *status.Resources      // nil unless the mode is own
 	guard       *guard                 // nil unless the mode is own
 	client      *apiClient             // nil unless the mode is own
+	shutdown    *shutdownWatcher       // nil unless the mode is own, and it is asked for
+	lastWord    string                 // of the Ready condition; "" for none
 	recorder    *status.Recorder       // nil unless the mode is own
 	oom         *oomReporter
 	mounts      *mountReporter
@@ -72,7 +77,7 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 		return d, fmt.Errorf("set up notifier: %w", err)
 	}
 	if cfg.Mode == modeOwn {
-		if err := d.own(cfg, p); err != nil {
+		if err := d.own(cfg, p, paths); err != nil {
 			return d, err
 		}
 	}
@@ -85,7 +90,7 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 }
 
 // own adds the writers.
-func (d *daemon) own(cfg *config, p *policy) error {
+func (d *daemon) own(cfg *config, p *policy, paths paths) error {
 	client, err := newAPIClient(cfg.Kubeconfig)
 	if err != nil {
 		return err
@@ -134,7 +139,37 @@ func (d *daemon) own(cfg *config, p *policy) error {
 	if err != nil {
 		return fmt.Errorf("set up heartbeat: %w", err)
 	}
+	d.lastWord = cfg.LastWord
+	if cfg.ShutdownGracePeriod > 0 {
+		d.shutdown = &shutdownWatcher{
+			address: systemBus(paths.rootfs), grace: cfg.ShutdownGracePeriod,
+			leave: d.monitor.leave, told: d.toldShutdown, record: d.record, log: d.log,
+		}
+	}
 	return nil
+}
+
+// toldShutdown says whether the API server knows that the machine is shutting
+// down.
+func (d *daemon) toldShutdown() bool {
+	node := d.updater.Node()
+	return node != nil && slices.ContainsFunc(node.Status.Conditions, func(c v1.NodeCondition) bool {
+		return c.Type == v1.NodeReady && c.Status == v1.ConditionFalse && strings.Contains(c.Message, errShuttingDown.Error())
+	})
+}
+
+// speakLast posts the last word, if there is one, and no more than a second for
+// it.
+func (d *daemon) speakLast() {
+	if d.lastWord == "" || d.guard.err() != nil {
+		return
+	}
+	d.monitor.leave(errors.New(d.lastWord))
+	ctx, stop := context.WithTimeout(context.Background(), time.Second)
+	defer stop()
+	if err := d.updater.Post(ctx); err != nil {
+		d.log.Warn("the last word is not posted", "err", err)
+	}
 }
 
 // record has an Event posted, unless somebody else looks after the node.
@@ -185,6 +220,10 @@ func (d *daemon) run(ctx context.Context, listener net.Listener) error {
 		tasks.Go(func() error { return d.updater.Run(ctx) })
 		tasks.Go(func() error { return d.heartbeater.Run(ctx) })
 		tasks.Go(func() error { return d.recorder.Run(ctx) })
+		defer d.speakLast()
+	}
+	if d.shutdown != nil {
+		tasks.Go(func() error { return d.shutdown.Run(ctx) })
 	}
 	if listener != nil {
 		server := newServer(d.registry, d.liveChecks(), d.readyChecks(), d.log)

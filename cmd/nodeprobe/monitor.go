@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"log/slog"
 	"math"
 	"slices"
@@ -36,6 +37,7 @@ type monitor struct {
 	snapshot   probe.Snapshot
 	verdicts   [pressure.NumConditions]pressure.Verdict
 	estimates  []pressure.Estimate
+	leaving    error               // why the node is not ready although all is well
 	left       []pressure.Estimate // reused by polled
 	next       time.Duration       // what the pace was last
 }
@@ -142,7 +144,18 @@ func (m *monitor) facts() status.Facts {
 	unhealthy := m.healthy()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return status.Facts{Snapshot: m.snapshot, Verdicts: m.verdicts, Unhealthy: unhealthy}
+	if m.leaving != nil {
+		unhealthy = errors.Join(unhealthy, m.leaving)
+	}
+	return status.Facts{Snapshot: m.snapshot, Verdicts: m.verdicts, Unhealthy: unhealthy, Urgent: m.leaving != nil}
+}
+
+// leave has the node say that it is not ready, and why; nil takes that back.
+func (m *monitor) leave(why error) {
+	m.mu.Lock()
+	m.leaving = why
+	m.mu.Unlock()
+	m.changed()
 }
 
 // adopt takes over what an existing Node's conditions say: a restart of this

@@ -66,6 +66,7 @@ func (c *config) policy() (*policy, []problem) {
 	check("nodeStatusUpdateFrequency", "", atLeast(c.NodeStatusUpdateFrequency, time.Second))
 	check("nodeStatusReportFrequency", "", atLeast(c.NodeStatusReportFrequency, time.Second))
 	check("nodeLeaseDurationSeconds", "", atLeast(c.NodeLeaseDurationSeconds, 1))
+	check("shutdownGracePeriod", "", between(c.ShutdownGracePeriod, 0, time.Hour))
 	check("maxPods", "", atLeast(c.MaxPods, 0))
 	check("podsPerCore", "", atLeast(c.PodsPerCore, 0))
 	check("port", "", between(c.Port, 1, 65535))
