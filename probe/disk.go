@@ -7,6 +7,7 @@ import (
 	"math"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -33,9 +34,10 @@ type filesystem struct {
 }
 
 type statfsAnswer struct {
-	path string
-	st   unix.Statfs_t
-	err  error
+	path     string
+	resolved string // path without symbolic links
+	st       unix.Statfs_t
+	err      error
 }
 
 // defaultStatfsTimeout is what the kubelet allows as well.
@@ -74,7 +76,7 @@ func statfsWorker(rootfs string, dirs []string, call func([]byte, *unix.Statfs_t
 		}
 		for i := range candidates {
 			c := &candidates[i]
-			a.path, a.err = c.path, c.err
+			a.path, a.resolved, a.err = c.path, c.resolved, c.err
 			if c.err == nil {
 				a.err = call(c.terminated, &a.st)
 			}
@@ -92,6 +94,7 @@ func statfsWorker(rootfs string, dirs []string, call func([]byte, *unix.Statfs_t
 // statfsPath is one of the paths to try.
 type statfsPath struct {
 	path       string
+	resolved   string // path without symbolic links
 	terminated []byte // path and a NUL
 	err        error  // why the path is not known
 }
@@ -108,7 +111,11 @@ func statfsPaths(rootfs string, dirs []string) []statfsPath {
 		if err != nil {
 			path = filepath.Join(rootfs, dir)
 		}
-		paths = append(paths, statfsPath{path: path, terminated: append([]byte(path), 0), err: err})
+		resolved := path
+		if direct, err := filepath.EvalSymlinks(path); err == nil && filepath.Clean(rootfs) == "/" {
+			resolved = direct // elsewhere nodePath has seen to it
+		}
+		paths = append(paths, statfsPath{path: path, resolved: resolved, terminated: append([]byte(path), 0), err: err})
 	}
 	return paths
 }
@@ -264,12 +271,7 @@ func (r *diskReader) findMounts(procfs string) error {
 		if f.got.err != nil {
 			continue
 		}
-		path := f.got.path
-		if !isWithin(path, filepath.Clean(f.rootfs)) {
-			path = "/"
-		} else if f.rootfs != "/" {
-			path = filepath.Join("/", path[len(filepath.Clean(f.rootfs)):])
-		}
+		path := filepath.Join("/", strings.TrimPrefix(f.got.resolved, filepath.Clean(f.rootfs)))
 		mount, err := FindMount(procfs, f.rootfs, path)
 		if err != nil {
 			f.mount = Mount{}

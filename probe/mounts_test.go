@@ -246,6 +246,42 @@ func TestFindMountEmergency(t *testing.T) {
 	})
 }
 
+// The filesystem that counts is the one that symbolic links lead to, and a mount
+// that changes is looked up when it is said to, not before.
+func TestSnapshotMounts(t *testing.T) {
+	for _, rootfs := range []string{"/", "elsewhere"} {
+		t.Run(rootfs, func(t *testing.T) {
+			n := fullMachine.boot(t)
+			must(t, errors.Join(os.MkdirAll(n.path("data/kubelet"), 0o755), os.RemoveAll(n.path("var/lib/kubelet"))))
+			s := n.sampler(t)
+			point := "/data"
+			if rootfs == "/" {
+				must(t, os.Symlink(n.path("data/kubelet"), n.path("var/lib/kubelet")))
+				s = n.sampler(t, func(c *Config) { c.Rootfs, c.RootDirectory = "/", n.path("var/lib/kubelet") })
+				point = n.path("data")
+			} else {
+				must(t, os.Symlink("/data/kubelet", n.path("var/lib/kubelet")))
+			}
+			table := func(options string) string {
+				return "1 1 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 8:2 / " + point + " rw - ext4 /dev/sda2 " + options + "\n"
+			}
+			n.write(t, "proc/1/mountinfo", table("rw"))
+			mount := func() Mount { return s.Sample().NodeFs.Mount }
+			if m := mount(); m.MountPoint != point || m.Source != "/dev/sda2" {
+				t.Errorf("mount %+v, want that of %s", m, point)
+			}
+			n.write(t, "proc/1/mountinfo", table("rw,emergency_ro"))
+			if option, ro := new(mount()).ReadOnly(); ro {
+				t.Errorf("looked up although nobody asked: %s", option)
+			}
+			s.Wake(CauseMounts)
+			if option, ro := new(mount()).ReadOnly(); !ro || option != "emergency_ro" {
+				t.Errorf("read-only %v by %q", ro, option)
+			}
+		})
+	}
+}
+
 func FuzzFindMount(f *testing.F) {
 	f.Add(nodeTable, "/", "/var/lib/kubelet")
 	f.Add(containerTable, "/host/root", "/var/lib/kubelet")
