@@ -65,6 +65,12 @@ fuzz: ## each fuzz target for FUZZTIME (default 30s)
 bench: ## cost of a sample and a verdict, beside the bare system calls and procfs
 	go test -count=1 -cpu 1 -run BenchReport -v ./probe -bench-report | grep -E 'RESULT|FAIL|^ok'
 
+bench-overhead: ## what the probes cost forks, threads and writes, beside off/off (needs root)
+	go -C test run ./cmd/overhead
+
+bench-idle: control-plane ## wake-ups and CPU while nothing happens, by cause
+	go -C test run ./cmd/idle
+
 footprint: control-plane ## memory and CPU of a minute, beside node_exporter
 	go -C test run ./cmd/footprint
 
@@ -87,4 +93,4 @@ clean: ## remove bin
 help: ## this list
 	@awk -F ':.*## ' '/^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build run demo image test vet lint check test-kernels generate generate-btf fuzz bench footprint control-plane deps clean help
+.PHONY: build run demo image test vet lint check test-kernels generate generate-btf fuzz bench bench-overhead bench-idle footprint control-plane deps clean help

@@ -205,12 +205,15 @@ func (d *daemon) run(ctx context.Context, listener net.Listener) error {
 		d.log.Warn("threshold makes no sense on this machine", "err", err)
 	}
 
-	trimmer := time.AfterFunc(trimAfter, func() {
+	settle := time.AfterFunc(trimAfter, func() {
 		if err := trim(); err != nil {
 			d.log.Debug("memory of the start is not given back", "err", err)
 		}
+		if err := relax(); err != nil {
+			d.log.Debug("timers are not put off", "err", err)
+		}
 	})
-	defer trimmer.Stop()
+	defer settle.Stop()
 
 	tasks, ctx := errgroup.WithContext(ctx)
 	tasks.Go(func() error { return d.sampler.Run(ctx, d.observe) })

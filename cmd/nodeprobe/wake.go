@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"runtime"
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/bpf"
@@ -25,18 +26,26 @@ func (d *daemon) observe(s *probe.Snapshot) time.Duration {
 	return d.monitor.observe(s)
 }
 
+// wake has a sample taken now. Those who call it wait in the kernel for what is
+// next, and a thread that does so keeps the others from running until the
+// runtime's monitor notices: so they let the sampler run first.
+func (d *daemon) wake(cause probe.Cause) {
+	d.sampler.Wake(cause)
+	runtime.Gosched()
+}
+
 // notified turns what the kernel hints at into a sample taken at once.
 func (d *daemon) notified(cause probe.NotifyCause) {
 	switch cause {
 	case probe.NotifyMounts:
 		d.limits.stale.Store(true)
-		d.sampler.Wake(probe.CauseMounts)
+		d.wake(probe.CauseMounts)
 	case probe.NotifyCgroup:
-		d.sampler.Wake(probe.CauseCgroup)
+		d.wake(probe.CauseCgroup)
 	case probe.NotifyLimits:
-		d.sampler.Wake(probe.CauseLimits)
+		d.wake(probe.CauseLimits)
 	default:
-		d.sampler.Wake(probe.CauseStall)
+		d.wake(probe.CauseStall)
 	}
 }
 
@@ -63,11 +72,11 @@ func (d *daemon) kernelEvents(ctx context.Context) error {
 		switch e.Kind {
 		case bpf.Stale:
 			d.limits.stale.Store(true)
-			d.sampler.Wake(probe.CauseMounts)
+			d.wake(probe.CauseMounts)
 		case bpf.ReadOnly:
-			d.sampler.Wake(probe.CauseMounts)
+			d.wake(probe.CauseMounts)
 		default:
-			d.sampler.Wake(probe.CauseEvent)
+			d.wake(probe.CauseEvent)
 		}
 		if e.Kind == bpf.OOMKill {
 			d.oom.killed(&e)

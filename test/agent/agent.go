@@ -2,7 +2,6 @@
 package agent
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -159,9 +158,12 @@ func (a *Agent) Exited() <-chan struct{} { return a.process.Exited() }
 // Stop asks the process to end and waits for that. Stopping twice is fine.
 func (a *Agent) Stop() { a.process.Stop(stopGrace) }
 
+// URL is where the agent's own HTTP server serves a path.
+func (a *Agent) URL(path string) string { return "http://" + a.address + path }
+
 // Get asks the agent's own HTTP server for a path.
 func (a *Agent) Get(ctx context.Context, path string) (code int, body []byte, err error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+a.address+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.URL(path), nil)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -177,14 +179,47 @@ func (a *Agent) Get(ctx context.Context, path string) (code int, body []byte, er
 // Metric returns the present value of a series, which is written as on
 // /metrics: `nodeprobe_condition_status{condition="DiskPressure"}`.
 func (a *Agent) Metric(ctx context.Context, series string) (float64, error) {
-	_, body, err := a.Get(ctx, "/metrics")
+	all, err := a.Metrics(ctx)
 	if err != nil {
 		return 0, err
 	}
-	for line := range bytes.Lines(body) {
-		if value, ok := bytes.CutPrefix(line, []byte(series+" ")); ok {
-			return strconv.ParseFloat(string(bytes.TrimSpace(value)), 64)
-		}
+	value, ok := all[series]
+	if !ok {
+		return 0, fmt.Errorf("read metric: no series %s", series)
 	}
-	return 0, fmt.Errorf("read metric: no series %s", series)
+	return value, nil
+}
+
+// Metrics returns the present value of every series, by how /metrics writes it.
+func (a *Agent) Metrics(ctx context.Context) (map[string]float64, error) {
+	code, body, err := a.Get(ctx, "/metrics")
+	if err == nil && code != http.StatusOK {
+		err = fmt.Errorf("/metrics: %d", code)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read metrics: %w", err)
+	}
+	return parseMetrics(body)
+}
+
+// parseMetrics reads the text format as the agent writes it: without timestamps.
+func parseMetrics(text []byte) (map[string]float64, error) {
+	all := map[string]float64{}
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSpace(line)
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		// A label's value may contain spaces, the figure does not.
+		at := strings.LastIndexByte(line, ' ')
+		if at < 0 {
+			return nil, fmt.Errorf("read metrics: no value in %q", line)
+		}
+		value, err := strconv.ParseFloat(line[at+1:], 64)
+		if err != nil {
+			return nil, fmt.Errorf("read metrics: line %q: %w", line, err)
+		}
+		all[line[:at]] = value
+	}
+	return all, nil
 }
