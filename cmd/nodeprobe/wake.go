@@ -62,7 +62,7 @@ func (d *daemon) kernelEvents(ctx context.Context) error {
 		case bpf.OOMKill:
 			d.log.Info("process killed for lack of memory", d.victim(&e)...)
 		default:
-			d.log.Debug("kernel event", "kind", e.Kind.String(), "watch", e.Watch, "on", e.On, "value", e.Value, "limit", e.Limit)
+			d.log.Debug("kernel event", "kind", e.Kind.String(), "watch", e.Watch, "on", e.On, "value", e.Value, "limit", e.Limit, "age", time.Since(e.Time))
 		}
 	}
 }
