@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"time"
 )
 
 // AvailableMemory reads the kubelet's memory.available from the kernel: all that
@@ -33,7 +34,15 @@ type memoryFiles struct {
 	// With cgroup v1, usage says what stat's keys of v2 add up to.
 	usage, stat *os.File
 	buf         []byte
+
+	inactive int64
+	read     time.Time // of inactive, with v1
 }
+
+// inactiveAge is how old the figure for inactive file cache may be. To read it
+// while memory is being used takes the kernel ten times as long as the rest, and
+// is not what changes then.
+const inactiveAge = 10 * time.Millisecond
 
 func openMemory() (_ *memoryFiles, err error) {
 	m := &memoryFiles{buf: make([]byte, 16<<10)}
@@ -69,11 +78,19 @@ func (m *memoryFiles) available() (int64, error) {
 		inactive, inactiveErr := number(stat, "inactive_file")
 		return m.total - (anon + file - inactive), errors.Join(err, anonErr, fileErr, inactiveErr)
 	}
-	stat, err := readAgain(m.stat, m.buf)
-	inactive, inactiveErr := number(stat, "total_inactive_file")
-	usage, usageErr := readAgain(m.usage, m.buf)
+	if time.Since(m.read) > inactiveAge {
+		stat, err := readAgain(m.stat, m.buf)
+		if err != nil {
+			return 0, err
+		}
+		if m.inactive, err = number(stat, "total_inactive_file"); err != nil {
+			return 0, err
+		}
+		m.read = time.Now()
+	}
+	usage, err := readAgain(m.usage, m.buf)
 	used, usedErr := number(usage, "")
-	return m.total - (used - inactive), errors.Join(err, inactiveErr, usageErr, usedErr)
+	return m.total - (used - m.inactive), errors.Join(err, usedErr)
 }
 
 // readAgain reads a file in /proc or /sys from its beginning.
