@@ -21,15 +21,21 @@ import (
 // the kernel cannot watch here (no BPF, no timers, not ext4) is left to the
 // sampler's pace.
 type kernelLimits struct {
-	watch func([]bpf.Watch) error // bpf.Sensor.Watch
-	log   *slog.Logger
+	watch  func([]bpf.Watch) error // bpf.Sensor.Watch
+	levels func(*bpf.Levels)       // bpf.Sensor.Levels
+	log    *slog.Logger
 
 	// stale asks for all watches to be set anew: a filesystem is not what it was.
 	stale atomic.Bool
 
 	// Owned by the goroutine that samples.
 	armed   []bpf.Watch // in force, without descriptors
+	of      []int       // the estimate of each watch in force
 	watched []bool      // of each estimate
+	ahead   []bool      // of each estimate: see compare
+	relied  []bool      // what update returns
+	hurry   bool        // the kernel is to say at once when what is ahead is back
+	hurried time.Time   // when that began last
 	paths   [2]string   // of the filesystems that are watched
 	at      time.Time
 	logged  string
@@ -40,21 +46,28 @@ type kernelLimits struct {
 const rearmInterval = time.Minute
 
 // update keeps the watches in step with the limits, and says of each estimate
-// whether the kernel watches it.
+// whether the kernel will report when its limit is crossed.
 func (k *kernelLimits) update(s *probe.Snapshot, estimates []pressure.Estimate) []bool {
 	if k.watched == nil {
-		k.watched = make([]bool, len(estimates))
+		k.watched, k.ahead, k.relied = make([]bool, len(estimates)), make([]bool, len(estimates)), make([]bool, len(estimates))
 	}
+	k.compare(s.Time, estimates)
 	due := k.stale.Swap(false) || s.Time.Sub(k.at) >= rearmInterval || k.paths != [2]string{s.NodeFs.Path, s.ImageFs.Path}
 	wanted, of := watches(s, estimates)
+	for i := range wanted {
+		if k.hurry && k.ahead[of[i]] {
+			wanted[i].Above = wanted[i].Below
+		}
+	}
 	if !due && slices.Equal(wanted, k.armed) {
-		return k.watched
+		return k.reliable()
 	}
 	k.at, k.armed, k.paths = s.Time, slices.Clone(wanted), [2]string{s.NodeFs.Path, s.ImageFs.Path}
 	wanted, of, closeAll := openFilesystems(s, wanted, of, estimates)
 	defer closeAll()
 
 	err := k.watch(wanted)
+	k.of = of
 	clear(k.watched)
 	for _, i := range of {
 		k.watched[i] = true
@@ -67,10 +80,41 @@ func (k *kernelLimits) update(s *probe.Snapshot, estimates []pressure.Estimate) 
 		}
 	case err != nil:
 		clear(k.watched)
-		k.armed = nil
+		k.armed, k.of = nil, nil
 	}
 	k.report(err, estimates)
-	return k.watched
+	return k.reliable()
+}
+
+// hurryInterval bounds how often a figure that dances on the line wakes us.
+const hurryInterval = 100 * time.Millisecond
+
+// compare finds the estimates of which the kernel says that there is pressure
+// and the sample that there is not. Either the figure was below its limit for a
+// moment only, as an ext4 filesystem's is while it writes back, or it is not back
+// by as much as the kernel waits for. The kernel would not report that it crosses
+// again, because it has not reported that it is back.
+func (k *kernelLimits) compare(now time.Time, estimates []pressure.Estimate) {
+	var l bpf.Levels
+	k.levels(&l)
+	clear(k.ahead)
+	for i, of := range k.of {
+		k.ahead[of] = l.Watches[i].Pressure.On() && estimates[of].Headroom >= 0
+	}
+	switch {
+	case !slices.Contains(k.ahead, true):
+		k.hurry = false
+	case !k.hurry && now.Sub(k.hurried) >= hurryInterval:
+		k.hurry, k.hurried = true, now
+	}
+}
+
+// reliable returns what update does.
+func (k *kernelLimits) reliable() []bool {
+	for i := range k.relied {
+		k.relied[i] = k.watched[i] && !k.ahead[i]
+	}
+	return k.relied
 }
 
 // report logs once per change which limits the kernel watches.

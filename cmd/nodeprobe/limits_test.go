@@ -22,6 +22,7 @@ type limitsScene struct {
 	*kernelLimits
 	calls     [][]bpf.Watch
 	refuse    error
+	levels    bpf.Levels
 	log       strings.Builder
 	snapshot  probe.Snapshot
 	estimates []pressure.Estimate
@@ -38,6 +39,7 @@ func newLimitsScene(t *testing.T, config pressure.Config) *limitsScene {
 		s.calls = append(s.calls, slices.Clone(ws))
 		return s.refuse
 	}}
+	s.kernelLimits.levels = func(l *bpf.Levels) { *l = s.levels }
 	s.snapshot.Time = begin
 	for sig, capacity := range map[probe.Signal]int64{
 		probe.MemoryAvailable: 8 * gi, probe.NodeFsAvailable: 100 * gi, probe.NodeFsInodesFree: 1000, probe.PIDAvailable: 32768,
@@ -139,5 +141,47 @@ func TestRefusedWatchesArePolled(t *testing.T) {
 	s.refuse = nil
 	if got := s.after(time.Second); slices.Contains(got, false) {
 		t.Errorf("watched %v after the kernel took them", got)
+	}
+}
+
+// While the kernel says that there is pressure and the sample that there is not,
+// the kernel would not report a crossing: it is asked to say at once when the
+// figure is back, and until then the figure is polled.
+func TestKernelAheadOfSample(t *testing.T) {
+	const limit, above = int64(100 << 20), int64(110 << 20)
+	s := newLimitsScene(t, pressure.Config{Hard: map[string]string{"memory.available": "100Mi", "nodefs.available": "10%"}})
+	for _, step := range []struct {
+		name     string
+		after    time.Duration
+		edges    bpf.Edges // of memory, in the kernel
+		headroom int64     // of memory, in the sample
+		watched  bool
+		above    int64 // what the kernel waits for
+		calls    int   // so far
+	}{
+		{"calm", 0, 0, gi, true, above, 1},
+		{"below for a moment", time.Second, 1, 1, false, limit, 2},
+		{"still", time.Millisecond, 1, 1, false, limit, 2},
+		{"back", time.Millisecond, 2, 1, true, above, 3},
+		{"below for a moment again", time.Millisecond, 3, 1, false, above, 3}, // is too soon
+		{"a little later", 100 * time.Millisecond, 3, 0, false, limit, 4},
+		{"below", time.Millisecond, 3, -1, true, above, 5},
+		{"still below", time.Second, 3, -1, true, above, 5},
+		{"back, but not by much", time.Second, 3, 1, false, limit, 6},
+		{"that was reported", time.Millisecond, 4, 1, true, above, 7},
+	} {
+		s.levels.Watches[0].Pressure = step.edges
+		s.estimates[0].Headroom = step.headroom
+		watched := s.after(step.after)
+		if want := []bool{step.watched, true}; !slices.Equal(watched, want) {
+			t.Errorf("%s: watched %v, want %v", step.name, watched, want)
+		}
+		if len(s.calls) != step.calls {
+			t.Fatalf("%s: %d calls, want %d", step.name, len(s.calls), step.calls)
+		}
+		w := s.calls[len(s.calls)-1]
+		if w[0].Below != limit || w[0].Above != step.above || w[1].Above == w[1].Below {
+			t.Errorf("%s: the kernel is told %+v", step.name, w)
+		}
 	}
 }
