@@ -159,14 +159,17 @@ func (s *series) durations(of func(*trace) time.Duration) []time.Duration {
 // print prints everything for people.
 func (s *series) print(w io.Writer) error {
 	var by [notices]int
+	var wavered int
 	for _, t := range s.traces {
 		by[t.notice()]++
+		wavered += min(t.wavered, 1)
 	}
 	fmt.Fprintf(w, "\n%s: %d crossings, noticed", s.load.signal, len(s.traces))
 	for n, count := range by {
 		fmt.Fprintf(w, " %s: %d,", notice(n), count)
 	}
-	fmt.Fprintf(w, " patches held back: %d, made by others and not counted: %d, CPUs %.0f %% idle\n", s.held, s.foreign, 100*s.idle)
+	fmt.Fprintf(w, " undone by others meanwhile and made again: %d, patches held back: %d;"+
+		" made by others, and not counted: %d; CPUs %.0f %% idle\n", wavered, s.held, s.foreign, 100*s.idle)
 
 	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(table, "ms\tp50\tp99\tmax")

@@ -150,23 +150,14 @@ func (s *stage) cross(ctx context.Context, n *node, l *load, limit int64) (*trac
 		return nil, errors.Join(err, errForeign)
 	}
 	t := &trace{}
-	var err error
-	begin = time.Now()
+	begin, err := time.Now(), error(nil)
 	if t.crossed, err = cross(l.ramp, limit, l.step); err != nil {
 		return nil, err
 	}
 	if err := l.ramp.Take(l.beyond); err != nil {
 		return nil, err
 	}
-	wait, cancel := context.WithTimeout(ctx, noticeTimeout)
-	defer cancel()
-	seen, err := n.history.Wait(wait, begin, nodewatch.Has(l.condition, corev1.ConditionTrue))
-	switch {
-	case ctx.Err() != nil:
-		return nil, context.Cause(ctx)
-	case err == nil:
-		t.seen = seen.At
-	case !errors.Is(err, context.DeadlineExceeded):
+	if err := n.press(ctx, l, limit, begin, t); err != nil {
 		return nil, err
 	}
 	// nodeprobe writes a line of its log after the fact.
@@ -180,8 +171,38 @@ func (s *stage) cross(ctx context.Context, n *node, l *load, limit int64) (*trac
 	return t, t.follow(log, string(l.condition), begin)
 }
 
+// press keeps up the pressure, whatever others give back, until the Node tells
+// of it or the time is over.
+func (n *node) press(ctx context.Context, l *load, limit int64, since time.Time, t *trace) error {
+	for deadline := time.Now().Add(noticeTimeout); t.seen.IsZero() && time.Now().Before(deadline); {
+		wait, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+		seen, err := n.history.Wait(wait, since, nodewatch.Has(l.condition, corev1.ConditionTrue))
+		cancel()
+		t.seen = seen.At
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case err == nil:
+			return nil
+		case !errors.Is(err, context.DeadlineExceeded):
+			return err
+		}
+		available, err := l.ramp.Available()
+		if err != nil {
+			return err
+		}
+		if available >= limit {
+			t.wavered++
+			if err := l.ramp.Take(available - limit + l.beyond); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // disturbed says whether somebody else has crossed the limit since the given
-// time.
+// time, or did so before and nodeprobe has not got over it.
 func (n *node) disturbed(l *load, since time.Time) (bool, error) {
 	log, err := n.agent.Log()
 	if err != nil {
@@ -191,5 +212,6 @@ func (n *node) disturbed(l *load, since time.Time) (bool, error) {
 	if err := t.follow(log, string(l.condition), since); err != nil {
 		return false, err
 	}
-	return !t.event.IsZero() || n.status(l.condition) != corev1.ConditionFalse, nil
+	status, err := lastStatus(log, string(l.condition))
+	return !t.event.IsZero() || status == "True" || n.status(l.condition) != corev1.ConditionFalse, err
 }

@@ -18,15 +18,35 @@ type trace struct {
 	happened, event, changed, answered time.Time
 	// seen is when a watch of the Node, in this process, showed it.
 	seen time.Time
+	// wavered counts how often others gave back so much meanwhile that the limit
+	// was no longer crossed, and had to be crossed again.
+	wavered int
 }
 
-// record is what a line of nodeprobe's log says about a crossing.
+// The lines of nodeprobe's log that tell of a crossing.
+const (
+	kernelEvent      = "kernel event"
+	conditionChanged = "condition changed"
+	nodePatched      = "patched node status"
+)
+
+// record is what such a line says.
 type record struct {
 	Kind      string
 	On        bool
 	Age       time.Duration
 	Condition string
 	Status    string
+}
+
+func parseRecord(r agent.Record) (d record, err error) {
+	if r.Msg != kernelEvent && r.Msg != conditionChanged {
+		return d, nil
+	}
+	if err := json.Unmarshal([]byte(r.Line), &d); err != nil {
+		return d, fmt.Errorf("read nodeprobe's log: %w", err)
+	}
+	return d, nil
 }
 
 // follow fills in what the log says to have been since the given time.
@@ -40,26 +60,37 @@ func (t *trace) follow(log []agent.Record, condition string, since time.Time) er
 		if r.Time.Before(since) {
 			continue
 		}
-		var d record
-		switch r.Msg {
-		case "kernel event", "condition changed":
-			if err := json.Unmarshal([]byte(r.Line), &d); err != nil {
-				return fmt.Errorf("read nodeprobe's log: %w", err)
-			}
-		}
+		d, err := parseRecord(r)
 		switch {
-		case r.Msg == "kernel event" && d.Kind == "crossing" && d.On:
-			if t.event.IsZero() {
-				t.happened = r.Time.Add(-d.Age)
+		case err != nil:
+			return err
+		case r.Msg == kernelEvent && d.Kind == "crossing" && d.On:
+			// Of several the one before the verdict: the others were about figures
+			// that were below the limit for a moment only.
+			if t.event.IsZero() || t.changed.IsZero() {
+				t.event, t.happened = r.Time, r.Time.Add(-d.Age)
 			}
-			first(&t.event, r)
-		case r.Msg == "condition changed" && d.Condition == condition && d.Status == "True":
+		case r.Msg == conditionChanged && d.Condition == condition && d.Status == "True":
 			first(&t.changed, r)
-		case r.Msg == "patched node status" && !t.changed.IsZero():
+		case r.Msg == nodePatched && !t.changed.IsZero():
 			first(&t.answered, r)
 		}
 	}
 	return nil
+}
+
+// lastStatus is what the log says of the condition in the end, "" if nothing.
+func lastStatus(log []agent.Record, condition string) (status string, err error) {
+	for _, r := range log {
+		d, err := parseRecord(r)
+		if err != nil {
+			return "", err
+		}
+		if r.Msg == conditionChanged && d.Condition == condition {
+			status = d.Status
+		}
+	}
+	return status, nil
 }
 
 // notice is by what a crossing was noticed.

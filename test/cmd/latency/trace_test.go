@@ -28,11 +28,11 @@ func logOf(t *testing.T, script string) []agent.Record {
 		r := agent.Record{Time: crossed.Add(time.Duration(ms * float64(time.Millisecond)))}
 		switch what {
 		case "event", "off":
-			r.Msg, r.Line = "kernel event", fmt.Sprintf(`{"kind":"crossing","watch":0,"on":%t,"value":1,"limit":2,"age":30000}`, what == "event")
+			r.Msg, r.Line = kernelEvent, fmt.Sprintf(`{"kind":"crossing","watch":0,"on":%t,"value":1,"limit":2,"age":30000}`, what == "event")
 		case "patched":
-			r.Msg, r.Line = "patched node status", "{}"
+			r.Msg, r.Line = nodePatched, "{}"
 		default:
-			r.Msg, r.Line = "condition changed", fmt.Sprintf(`{"condition":"MemoryPressure","status":%q}`, what)
+			r.Msg, r.Line = conditionChanged, fmt.Sprintf(`{"condition":"MemoryPressure","status":%q}`, what)
 		}
 		log = append(log, r)
 	}
@@ -52,6 +52,8 @@ func TestTrace(t *testing.T) {
 		{"as it should be", "0.5 event, 0.75 True, 3 patched", 3.5, byEvent, 0.5, 3.5},
 		{"noticed before us", "-0.125 event, 0.25 True, 3 patched", 3, byEvent, -0.125, 3},
 		{"earlier rounds", "-9000 event, -8999 True, -8998 patched, -2000 off, -1500 False, -1499 patched, 1 event, 2 True, 3 patched", 4, byEvent, 1, 4},
+		{"a dip before", "-20 event, -19 off, 0.5 event, 0.75 True, 3 patched", 3.5, byEvent, 0.5, 3.5},
+		{"a dip after", "0.5 event, 0.75 True, 1 off, 2 event, 3 patched", 3.5, byEvent, 0.5, 3.5},
 		{"the sample did not agree", "0.5 event, 9000 True, 9003 patched", 9004, afterEvent, 0.5, 9004},
 		{"no event", "9000 True, 9003 patched", 9004, byOther, 9000, 9004},
 		{"something else was faster", "1 True, 2 event, 3 patched", 4, beforeEvent, 1, 4},
@@ -84,7 +86,23 @@ func TestTrace(t *testing.T) {
 		})
 	}
 	var tr trace
-	if err := tr.follow([]agent.Record{{Time: crossed, Msg: "kernel event", Line: "{"}}, "MemoryPressure", crossed); err == nil {
+	if err := tr.follow([]agent.Record{{Time: crossed, Msg: kernelEvent, Line: "{"}}, "MemoryPressure", crossed); err == nil {
 		t.Error("a line that is no JSON: no error")
+	}
+}
+
+func TestLastStatus(t *testing.T) {
+	for _, test := range []struct{ log, want string }{
+		{"", ""},
+		{"1 event, 2 patched", ""},
+		{"1 True, 2 patched", "True"},
+		{"1 True, 2 patched, 3 False, 4 event", "False"},
+	} {
+		if got, err := lastStatus(logOf(t, test.log), "MemoryPressure"); got != test.want || err != nil {
+			t.Errorf("%q: %q, %v, want %q", test.log, got, err, test.want)
+		}
+		if got, err := lastStatus(logOf(t, test.log), "DiskPressure"); got != "" || err != nil {
+			t.Errorf("%q about another condition: %q, %v", test.log, got, err)
+		}
 	}
 }
