@@ -35,8 +35,13 @@ type kernelLimits struct {
 	wanted  []bpf.Watch // by the latest snapshot, without descriptors
 	of      []int       // the estimate that each is for
 	armed   []bpf.Watch // in force, without descriptors
+	armedOf []int       // the estimate that each of those that could be opened is for
 	watched []bool      // of each estimate
 	drift   []drift     // of each estimate
+	ahead   []bool      // of each estimate: see compare
+	relied  []bool      // what update returns
+	hurry   bool        // the kernel is to say at once when what is ahead is back
+	hurried time.Time   // when that began last
 	level   bpf.Levels
 	paths   [2]string // of the filesystems that are watched
 	at      time.Time
@@ -48,21 +53,63 @@ type kernelLimits struct {
 const rearmInterval = time.Minute
 
 // update keeps the watches in step with the limits, and says of each estimate
-// whether the kernel watches it.
-func (k *kernelLimits) update(s *probe.Snapshot, estimates []pressure.Estimate) []bool {
+// whether the kernel will report when its limit is crossed.
+func (k *kernelLimits) update(s *probe.Snapshot, estimates []pressure.Estimate, verdicts []pressure.Verdict) []bool {
 	if k.watched == nil {
-		k.watched, k.drift = make([]bool, len(estimates)), make([]drift, len(estimates))
+		n := len(estimates)
+		k.watched, k.drift, k.ahead, k.relied = make([]bool, n), make([]drift, n), make([]bool, n), make([]bool, n)
 	}
+	k.compare(s.Time, estimates, verdicts)
+	k.arm(s, estimates)
+	for i := range k.relied {
+		k.relied[i] = k.watched[i] && !k.ahead[i]
+	}
+	return k.relied
+}
+
+// hurryInterval bounds how often a figure that dances on the line wakes us.
+const hurryInterval = 100 * time.Millisecond
+
+// compare finds the estimates of which the kernel says that there is pressure
+// and the sample that there is not. Either the figure was below its limit for a
+// moment only, as an ext4 filesystem's is while it writes back, or it is not back
+// by as much as the kernel waits for. The kernel would not report that it crosses
+// again, because it has not reported that it is back. That matters once the
+// condition is over: until then a sample is due at the end of its period.
+func (k *kernelLimits) compare(now time.Time, estimates []pressure.Estimate, verdicts []pressure.Verdict) {
+	k.levels(&k.level)
+	clear(k.ahead)
+	for i, of := range k.armedOf {
+		e := &estimates[of]
+		k.ahead[of] = k.level.Watches[i].Pressure.On() && e.Headroom >= 0 &&
+			verdicts[e.Threshold.Condition()].Status != pressure.True
+	}
+	switch {
+	case !slices.Contains(k.ahead, true):
+		k.hurry = false
+	case !k.hurry && now.Sub(k.hurried) >= hurryInterval:
+		k.hurry, k.hurried = true, now
+	}
+}
+
+// arm sets the watches anew if they are to be other ones.
+func (k *kernelLimits) arm(s *probe.Snapshot, estimates []pressure.Estimate) {
 	due := k.stale.Swap(false) || k.doubtful() || s.Time.Sub(k.at) >= rearmInterval || k.paths != [2]string{s.NodeFs.Path, s.ImageFs.Path}
 	k.wanted, k.of = watches(k.wanted[:0], k.of[:0], s, estimates)
+	for i, of := range k.of {
+		if k.hurry && k.ahead[of] {
+			k.wanted[i].Above = k.wanted[i].Below
+		}
+	}
 	if !due && slices.Equal(k.wanted, k.armed) {
-		return k.watched
+		return
 	}
 	k.at, k.armed, k.paths = s.Time, slices.Clone(k.wanted), [2]string{s.NodeFs.Path, s.ImageFs.Path}
 	wanted, of, closeAll := openFilesystems(s, k.wanted, k.of, estimates)
 	defer closeAll()
 
 	err := k.watch(wanted)
+	k.armedOf = of
 	clear(k.watched)
 	for _, i := range of {
 		k.watched[i] = true
@@ -75,10 +122,9 @@ func (k *kernelLimits) update(s *probe.Snapshot, estimates []pressure.Estimate) 
 		}
 	case err != nil:
 		clear(k.watched)
-		k.armed = nil
+		k.armed, k.armedOf = nil, nil
 	}
 	k.report(errors.Join(err, k.verify(s, wanted, of, estimates)), estimates)
-	return k.watched
 }
 
 // report logs once per change which limits the kernel watches.

@@ -22,6 +22,8 @@ type limitsScene struct {
 	*kernelLimits
 	calls     [][]bpf.Watch
 	refuse    error
+	edges     bpf.Edges // of the first watch
+	verdicts  [pressure.NumConditions]pressure.Verdict
 	log       strings.Builder
 	snapshot  probe.Snapshot
 	estimates []pressure.Estimate
@@ -35,7 +37,7 @@ func newLimitsScene(t *testing.T, config pressure.Config) *limitsScene {
 		t.Fatal(err)
 	}
 	s := &limitsScene{}
-	s.kernelLimits = &kernelLimits{log: slog.New(slog.NewTextHandler(&s.log, nil)), levels: s.levels, watch: func(ws []bpf.Watch) error {
+	s.kernelLimits = &kernelLimits{log: slog.New(slog.NewTextHandler(&s.log, nil)), levels: s.seen, watch: func(ws []bpf.Watch) error {
 		s.calls = append(s.calls, slices.Clone(ws))
 		return s.refuse
 	}}
@@ -50,8 +52,12 @@ func newLimitsScene(t *testing.T, config pressure.Config) *limitsScene {
 	return s
 }
 
-// levels is what the kernel sees.
-func (s *limitsScene) levels(l *bpf.Levels) {
+// seen is what the kernel sees.
+func (s *limitsScene) seen(l *bpf.Levels) {
+	l.Watches[0].Pressure = s.edges
+	if len(s.calls) == 0 {
+		return
+	}
 	_, of := watches(nil, nil, &s.snapshot, s.estimates)
 	for i, e := range of {
 		l.Watches[i].Value = s.snapshot.Signals[s.estimates[e].Signal].Available + s.drift
@@ -63,7 +69,7 @@ func (s *limitsScene) levels(l *bpf.Levels) {
 
 func (s *limitsScene) after(d time.Duration) []bool {
 	s.snapshot.Time = s.snapshot.Time.Add(d)
-	return s.update(&s.snapshot, s.estimates)
+	return s.update(&s.snapshot, s.estimates, s.verdicts[:])
 }
 
 // Every limit is put to the kernel in the kernel's own figures.
@@ -209,7 +215,55 @@ func TestNoDriftInReserve(t *testing.T) {
 func TestWatchesAllocateNothing(t *testing.T) {
 	s := newLimitsScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5%", "nodefs.available": "10%", "pid.available": "5%"}})
 	s.after(0)
-	if n := testing.AllocsPerRun(100, func() { s.update(&s.snapshot, s.estimates) }); n > 0 {
+	s.kernelLimits.levels = func(*bpf.Levels) {} // the scene's own makes some
+	if n := testing.AllocsPerRun(100, func() { s.update(&s.snapshot, s.estimates, s.verdicts[:]) }); n > 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+// While the kernel says that there is pressure, and neither the sample nor the
+// condition does, the kernel would not report a crossing: it is asked to say at
+// once when the figure is back, and until then the figure is polled.
+func TestKernelAheadOfSample(t *testing.T) {
+	const limit, above = int64(100 << 20), int64(110 << 20)
+	s := newLimitsScene(t, pressure.Config{Hard: map[string]string{"memory.available": "100Mi", "nodefs.available": "10%"}})
+	for _, step := range []struct {
+		name     string
+		after    time.Duration
+		edges    bpf.Edges // of memory, in the kernel
+		headroom int64     // of memory, in the sample
+		watched  bool
+		above    int64 // what the kernel waits for
+		calls    int   // so far
+	}{
+		{"calm", 0, 0, gi, true, above, 1},
+		{"below for a moment", time.Second, 1, 1, false, limit, 2},
+		{"still", time.Millisecond, 1, 1, false, limit, 2},
+		{"back", time.Millisecond, 2, 1, true, above, 3},
+		{"below for a moment again", time.Millisecond, 3, 1, false, above, 3}, // is too soon
+		{"a little later", 100 * time.Millisecond, 3, 0, false, limit, 4},
+		{"below", time.Millisecond, 3, -1, true, above, 5},
+		{"still below", time.Second, 3, -1, true, above, 5},
+		{"back, but not by much", time.Second, 3, 1, false, limit, 6},
+		{"that was reported", time.Millisecond, 4, 1, true, above, 7},
+	} {
+		s.edges = step.edges
+		s.estimates[0].Headroom = step.headroom
+		watched := s.after(step.after)
+		if want := []bool{step.watched, true}; !slices.Equal(watched, want) {
+			t.Errorf("%s: watched %v, want %v", step.name, watched, want)
+		}
+		if len(s.calls) != step.calls {
+			t.Fatalf("%s: %d calls, want %d", step.name, len(s.calls), step.calls)
+		}
+		w := s.calls[len(s.calls)-1]
+		if w[0].Below != limit || w[0].Above != step.above || w[1].Above == w[1].Below {
+			t.Errorf("%s: the kernel is told %+v", step.name, w)
+		}
+	}
+	// A condition that is held is looked at again when its period ends.
+	s.edges, s.estimates[0].Headroom, s.verdicts[pressure.MemoryPressure].Status = 5, 1, pressure.True
+	if watched := s.after(time.Second); slices.Contains(watched, false) || len(s.calls) != 7 {
+		t.Errorf("held: watched %v, %d calls", watched, len(s.calls))
 	}
 }

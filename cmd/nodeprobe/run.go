@@ -118,15 +118,20 @@ func newLogger(w io.Writer, format string, level slog.Level) *slog.Logger {
 	return slog.New(slog.NewTextHandler(w, opts))
 }
 
-// chatter passes everything on at level debug. client-go logs errors that it
-// returns as well, at each retry; the writers log each of them once.
+// chatter passes on at level debug what is not below it. client-go logs errors
+// that it returns as well, at each retry; the writers log each of them once. Far
+// below are the bodies of all requests and answers, which take longer to write
+// down than to make.
 type chatter struct{ slog.Handler }
 
-func (c chatter) Enabled(ctx context.Context, _ slog.Level) bool {
-	return c.Handler.Enabled(ctx, slog.LevelDebug)
+func (c chatter) Enabled(ctx context.Context, level slog.Level) bool {
+	return level >= slog.LevelDebug && c.Handler.Enabled(ctx, slog.LevelDebug)
 }
 
 func (c chatter) Handle(ctx context.Context, r slog.Record) error {
+	if !c.Enabled(ctx, slog.LevelDebug) {
+		return nil // errors come without the question
+	}
 	r.Level = slog.LevelDebug
 	return c.Handler.Handle(ctx, r)
 }

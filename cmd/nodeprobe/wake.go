@@ -82,6 +82,6 @@ func (d *daemon) kernelEvents(ctx context.Context) error {
 			d.oom.killed(&e)
 			continue
 		}
-		d.log.Debug("kernel event", "kind", e.Kind.String(), "watch", e.Watch, "on", e.On, "value", e.Value, "limit", e.Limit)
+		d.log.Debug("kernel event", "kind", e.Kind.String(), "watch", e.Watch, "on", e.On, "value", e.Value, "limit", e.Limit, "age", time.Since(e.Time))
 	}
 }

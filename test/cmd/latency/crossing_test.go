@@ -1,0 +1,92 @@
+package main
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// slope is a Ramp by arithmetic.
+type slope struct {
+	available int64
+	read      time.Duration // what it takes to read, after the reading
+	step      time.Duration // what a step takes, before it has an effect
+	jitter    []int64       // what others take before each reading
+	err       error
+}
+
+func (s *slope) Available() (int64, error) {
+	if len(s.jitter) > 0 {
+		s.available -= s.jitter[0]
+		s.jitter = s.jitter[1:]
+	}
+	available := s.available
+	time.Sleep(s.read)
+	return available, s.err
+}
+
+func (s *slope) Take(n int64) error {
+	time.Sleep(s.step)
+	s.available -= n
+	return nil
+}
+
+func (s *slope) Give(n int64) error { return s.Take(-n) }
+func (s *slope) Close() error       { return nil }
+
+func TestCross(t *testing.T) {
+	const ms = time.Millisecond
+	broken := errors.New("broken")
+	for _, test := range []struct {
+		name         string
+		slope        slope
+		above, below time.Duration // since the beginning
+		left         int64
+		err          error
+	}{
+		// 100, 90, 80: the limit itself is enough. 70 is not.
+		{"by a step", slope{available: 100, read: 1 * ms, step: 4 * ms}, 10 * ms, 16 * ms, 70, nil},
+		{"at the first step", slope{available: 80, read: 1 * ms, step: 4 * ms}, 0, 6 * ms, 70, nil},
+		{"by others, meanwhile", slope{available: 100, read: 1 * ms, step: 4 * ms, jitter: []int64{0, 15}}, 0, 6 * ms, 75, nil},
+		{"by others, before", slope{available: 79}, 0, 0, 79, errForeign},
+		{"cannot be read", slope{available: 100, err: broken}, 0, 0, 100, broken},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				begin := time.Now()
+				c, err := cross(&test.slope, 80, 10)
+				if !errors.Is(err, test.err) || test.slope.available != test.left {
+					t.Errorf("%d left, %v", test.slope.available, err)
+				}
+				if err == nil && (c.Above.Sub(begin) != test.above || c.Below.Sub(begin) != test.below) {
+					t.Errorf("between %s and %s, want %s and %s", c.Above.Sub(begin), c.Below.Sub(begin), test.above, test.below)
+				}
+			})
+		})
+	}
+	if _, err := cross(&slope{available: 1}, 0, 0); err == nil || errors.Is(err, errForeign) {
+		t.Errorf("steps of nothing: %v", err)
+	}
+}
+
+func TestApproach(t *testing.T) {
+	for _, test := range []struct {
+		available, want int64
+		there           bool
+	}{
+		{1000, 900, false}, // a stride
+		{190, 150, false},  // what is left of one
+		{170, 170, true},
+		{160, 160, true},
+		{140, 140, true},
+		{130, 130, true},
+		{20, 150, false}, // all of it, at once
+	} {
+		s := &slope{available: test.available}
+		there, err := approach(s, 130, 170, 100)
+		if there != test.there || s.available != test.want || err != nil {
+			t.Errorf("%d: %v at %d (%v), want %v at %d", test.available, there, s.available, err, test.there, test.want)
+		}
+	}
+}

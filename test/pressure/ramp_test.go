@@ -1,0 +1,124 @@
+package pressure
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nodeprobe/nodeprobe/test/need"
+)
+
+// What a Ramp takes is missing from what is available, and what it gives back is
+// there again. Others use and give back memory and tasks at the same time.
+func TestRamps(t *testing.T) {
+	for _, test := range []struct {
+		name        string
+		take, slack int64
+		open        func(t *testing.T) (Ramp, error)
+	}{
+		{"memory", 512 << 20, 200 << 20, func(*testing.T) (Ramp, error) { return MemoryRamp(512 << 20) }},
+		{"tasks", 1500, 500, func(*testing.T) (Ramp, error) { return TaskRamp() }},
+		{"disk", 8 << 20, 64 << 10, func(t *testing.T) (Ramp, error) {
+			need.Root(t)
+			need.Command(t, "mkfs.ext4", "e2fsprogs")
+			fs, err := Disk(32)
+			if err != nil {
+				return nil, err
+			}
+			t.Cleanup(func() { fs.Close() })
+			return DiskRamp(fs)
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			r, err := test.open(t)
+			if err != nil {
+				t.Fatal(err)
+			}
+			available := func() int64 {
+				n, err := r.Available()
+				if err != nil {
+					t.Fatal(err)
+				}
+				return n
+			}
+			want := func(what string, got, want int64) {
+				t.Helper()
+				if got < want-test.slack || got > want+test.slack {
+					t.Errorf("%s: %d, want about %d", what, got, want)
+				}
+			}
+			before := available()
+			for range 2 {
+				if err := r.Take(test.take / 2); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want("taken", before-available(), test.take)
+			if err := r.Give(test.take / 2); err != nil {
+				t.Fatal(err)
+			}
+			settled(t, "half given back", func() bool { return before-available() < test.take/2+test.slack })
+			if err := r.Give(test.take); err != nil { // more than there is
+				t.Fatal(err)
+			}
+			settled(t, "all given back", func() bool { return before-available() < test.slack })
+			if err := r.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestRampRefusesTooMuch(t *testing.T) {
+	if _, err := MemoryRamp(1 << 50); err == nil {
+		t.Error("MemoryRamp of a PiB: no error")
+	}
+	tasks, err := TaskRamp()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tasks.Close()
+	if err := tasks.Take(9000); err == nil {
+		t.Error("9000 tasks: no error")
+	}
+	r, err := MemoryRamp(1 << 20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if err := r.Take(2 << 20); err == nil {
+		t.Error("more than the most: no error")
+	}
+}
+
+func TestNumber(t *testing.T) {
+	const stat = "anon 12\nfile 34\ninactive_file 5\ntotal_inactive_file 6\n"
+	for _, test := range []struct {
+		text, key string
+		want      int64
+		bad       bool
+	}{
+		{stat, "file", 34, false},
+		{stat, "inactive_file", 5, false},
+		{stat, "total_inactive_file", 6, false},
+		{"123\n", "", 123, false},
+		{stat, "slab", 0, true},
+		{"", "", 0, true},
+		{"file x\n", "file", 0, true},
+	} {
+		got, err := number([]byte(test.text), test.key)
+		if got != test.want || (err != nil) != test.bad {
+			t.Errorf("%q in %q: %d, %v", test.key, test.text, got, err)
+		}
+	}
+}
+
+// settled waits for what the kernel does a little later: to end threads, and to
+// sum up what the CPUs have counted.
+func settled(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(20 * time.Second); !done(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not so: %s", what)
+		}
+	}
+}
