@@ -37,6 +37,8 @@ type kernelLimits struct {
 	armed   []bpf.Watch // in force, without descriptors
 	watched []bool      // of each estimate
 	drift   []drift     // of each estimate
+	armedOf []int       // the estimate that each watch in force is for
+	told    []bool      // what update returned
 	level   bpf.Levels
 	paths   [2]string // of the filesystems that are watched
 	at      time.Time
@@ -48,21 +50,38 @@ type kernelLimits struct {
 const rearmInterval = time.Minute
 
 // update keeps the watches in step with the limits, and says of each estimate
-// whether the kernel watches it.
-func (k *kernelLimits) update(s *probe.Snapshot, estimates []pressure.Estimate) []bool {
+// whether the kernel will tell when it is reached.
+func (k *kernelLimits) update(s *probe.Snapshot, estimates []pressure.Estimate, verdicts []pressure.Verdict) []bool {
 	if k.watched == nil {
-		k.watched, k.drift = make([]bool, len(estimates)), make([]drift, len(estimates))
+		k.watched, k.told, k.drift = make([]bool, len(estimates)), make([]bool, len(estimates)), make([]drift, len(estimates))
 	}
+	k.arm(s, estimates)
+	copy(k.told, k.watched)
+	k.levels(&k.level)
+	for w, i := range k.armedOf {
+		// To the kernel it never ended: the figure is back above the limit, but
+		// not as far as clearAt. It will not tell when it goes below once more.
+		e := &estimates[i]
+		if k.level.Watches[w].Pressure.On() && e.Headroom >= 0 && verdicts[e.Threshold.Condition()].Status != pressure.True {
+			k.told[i] = false
+		}
+	}
+	return k.told
+}
+
+// arm sets the watches anew if they are to be other ones.
+func (k *kernelLimits) arm(s *probe.Snapshot, estimates []pressure.Estimate) {
 	due := k.stale.Swap(false) || k.doubtful() || s.Time.Sub(k.at) >= rearmInterval || k.paths != [2]string{s.NodeFs.Path, s.ImageFs.Path}
 	k.wanted, k.of = watches(k.wanted[:0], k.of[:0], s, estimates)
 	if !due && slices.Equal(k.wanted, k.armed) {
-		return k.watched
+		return
 	}
 	k.at, k.armed, k.paths = s.Time, slices.Clone(k.wanted), [2]string{s.NodeFs.Path, s.ImageFs.Path}
 	wanted, of, closeAll := openFilesystems(s, k.wanted, k.of, estimates)
 	defer closeAll()
 
 	err := k.watch(wanted)
+	k.armedOf = of
 	clear(k.watched)
 	for _, i := range of {
 		k.watched[i] = true
@@ -75,10 +94,9 @@ func (k *kernelLimits) update(s *probe.Snapshot, estimates []pressure.Estimate) 
 		}
 	case err != nil:
 		clear(k.watched)
-		k.armed = nil
+		k.armed, k.armedOf = nil, nil
 	}
 	k.report(errors.Join(err, k.verify(s, wanted, of, estimates)), estimates)
-	return k.watched
 }
 
 // report logs once per change which limits the kernel watches.

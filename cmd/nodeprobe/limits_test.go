@@ -22,6 +22,8 @@ type limitsScene struct {
 	*kernelLimits
 	calls     [][]bpf.Watch
 	refuse    error
+	edges     bpf.Edges // of the first watch
+	verdicts  [pressure.NumConditions]pressure.Verdict
 	log       strings.Builder
 	snapshot  probe.Snapshot
 	estimates []pressure.Estimate
@@ -52,6 +54,7 @@ func newLimitsScene(t *testing.T, config pressure.Config) *limitsScene {
 
 // levels is what the kernel sees.
 func (s *limitsScene) levels(l *bpf.Levels) {
+	l.Watches[0].Pressure = s.edges
 	_, of := watches(nil, nil, &s.snapshot, s.estimates)
 	for i, e := range of {
 		l.Watches[i].Value = s.snapshot.Signals[s.estimates[e].Signal].Available + s.drift
@@ -63,7 +66,7 @@ func (s *limitsScene) levels(l *bpf.Levels) {
 
 func (s *limitsScene) after(d time.Duration) []bool {
 	s.snapshot.Time = s.snapshot.Time.Add(d)
-	return s.update(&s.snapshot, s.estimates)
+	return s.update(&s.snapshot, s.estimates, s.verdicts[:])
 }
 
 // Every limit is put to the kernel in the kernel's own figures.
@@ -209,7 +212,38 @@ func TestNoDriftInReserve(t *testing.T) {
 func TestWatchesAllocateNothing(t *testing.T) {
 	s := newLimitsScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5%", "nodefs.available": "10%", "pid.available": "5%"}})
 	s.after(0)
-	if n := testing.AllocsPerRun(100, func() { s.update(&s.snapshot, s.estimates) }); n > 0 {
+	s.kernelLimits.levels = func(*bpf.Levels) {} // the test's own makes some
+	if n := testing.AllocsPerRun(100, func() { s.update(&s.snapshot, s.estimates, s.verdicts[:]) }); n > 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+// A figure that is back, but not as far as the kernel wants it to be, may go under
+// again without a word from the kernel.
+func TestSilentReturnIsPolled(t *testing.T) {
+	s := newLimitsScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5%", "nodefs.available": "10%", "nodefs.inodesFree": "5%"}})
+	s.snapshot.Signals[probe.MemoryAvailable].OK = false // so that the kernel's indexes are not ours
+	for _, step := range []struct {
+		name     string
+		headroom int64
+		status   pressure.Status
+		edges    bpf.Edges
+		want     bool
+	}{
+		{"fine", 1 << 30, pressure.False, 0, true},
+		{"pressure", -1, pressure.True, 1, true},
+		{"held: a sample is due at its end", 1, pressure.True, 1, true},
+		{"over, but not for the kernel", 1, pressure.False, 1, false},
+		{"on the line", 0, pressure.False, 1, false},
+		{"never told", 1, pressure.Unknown, 1, false},
+		{"over for both", 1, pressure.False, 2, true},
+	} {
+		s.estimates[1].Headroom, s.verdicts[pressure.DiskPressure].Status, s.edges = step.headroom, step.status, step.edges
+		if got, want := s.after(time.Second), []bool{false, step.want, true}; !slices.Equal(got, want) {
+			t.Errorf("%s: watched %v, want %v", step.name, got, want)
+		}
+	}
+	if len(s.calls) != 1 {
+		t.Errorf("%d calls", len(s.calls))
 	}
 }

@@ -24,7 +24,7 @@ type monitor struct {
 	changed func() // called when a verdict changed; must not block
 	// watch says which estimates' limits the kernel watches, so that they need no
 	// early sample; nil means none.
-	watch      func(*probe.Snapshot, []pressure.Estimate) []bool
+	watch      func(*probe.Snapshot, []pressure.Estimate, []pressure.Verdict) []bool
 	transition time.Duration
 	interval   time.Duration // between samples while no limit is near
 
@@ -87,7 +87,7 @@ func (m *monitor) polled(s *probe.Snapshot) []pressure.Estimate {
 		return m.estimates
 	}
 	m.left = m.left[:0]
-	for i, watched := range m.watch(s, m.estimates) {
+	for i, watched := range m.watch(s, m.estimates, m.verdicts[:]) {
 		if !watched {
 			m.left = append(m.left, m.estimates[i])
 		}
