@@ -1,10 +1,7 @@
 package main
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
-	"os"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -39,7 +36,7 @@ func newScenes(fs *pressure.Filesystem) ([]*scene, error) {
 		what: fmt.Sprintf("fill it up to the last %s", bytesUnit(left)),
 	}
 
-	memory := &scene{condition: corev1.NodeMemoryPressure, signal: "memory.available", unit: bytesUnit, available: availableMemory}
+	memory := &scene{condition: corev1.NodeMemoryPressure, signal: "memory.available", unit: bytesUnit, available: pressure.AvailableMemory}
 	present, err := memory.available()
 	if err != nil {
 		return nil, err
@@ -50,7 +47,7 @@ func newScenes(fs *pressure.Filesystem) ([]*scene, error) {
 	memory.what = fmt.Sprintf("hold %s of memory", bytesUnit(2*margin))
 	memory.hold(func() (*pressure.Pressure, error) { return pressure.Memory(int(2 * margin >> 20)) })
 
-	pids := &scene{condition: corev1.NodePIDPressure, signal: "pid.available", unit: countUnit, available: availablePIDs}
+	pids := &scene{condition: corev1.NodePIDPressure, signal: "pid.available", unit: countUnit, available: pressure.AvailablePIDs}
 	if present, err = pids.available(); err != nil {
 		return nil, err
 	}
@@ -89,69 +86,3 @@ func bytesUnit(n int64) string {
 }
 
 func countUnit(n int64) string { return fmt.Sprintf("%d PIDs", n) }
-
-// availableMemory is the kubelet's memory.available: all that the root memory
-// cgroup does not use, or uses for file cache that has not been touched lately.
-func availableMemory() (int64, error) {
-	total, err := field("/proc/meminfo", "MemTotal:")
-	if err != nil {
-		return 0, err
-	}
-	const v1, v2 = "/sys/fs/cgroup/memory/memory", "/sys/fs/cgroup/memory"
-	usage, err := field(v1+".usage_in_bytes", "")
-	if err == nil {
-		inactive, err := field(v1+".stat", "total_inactive_file")
-		return total<<10 - (usage - inactive), err
-	}
-	anon, err := field(v2+".stat", "anon")
-	if err != nil {
-		return 0, err
-	}
-	file, fileErr := field(v2+".stat", "file")
-	inactive, err := field(v2+".stat", "inactive_file")
-	return total<<10 - (anon + file - inactive), errors.Join(fileErr, err)
-}
-
-// availablePIDs is the kubelet's pid.available.
-func availablePIDs() (int64, error) {
-	limit, err := field("/proc/sys/kernel/pid_max", "")
-	if err != nil {
-		return 0, err
-	}
-	threads, err := field("/proc/sys/kernel/threads-max", "")
-	if err != nil {
-		return 0, err
-	}
-	data, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return 0, err
-	}
-	// 0.20 0.18 0.12 1/80 11206
-	_, rest, _ := bytes.Cut(data, []byte("/"))
-	var tasks int64
-	if _, err := fmt.Sscan(string(rest), &tasks); err != nil {
-		return 0, fmt.Errorf("read /proc/loadavg: %w", err)
-	}
-	return min(limit, threads) - tasks, nil
-}
-
-// field returns the number that follows a key at the beginning of a line, or
-// the first number of the file.
-func field(file, key string) (n int64, err error) {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return 0, err
-	}
-	for line := range bytes.Lines(data) {
-		f := bytes.Fields(line)
-		if key != "" && (len(f) < 2 || string(f[0]) != key) {
-			continue
-		}
-		if key != "" {
-			f = f[1:]
-		}
-		_, err := fmt.Sscan(string(f[0]), &n)
-		return n, err
-	}
-	return 0, fmt.Errorf("read %s: no %s", file, key)
-}
