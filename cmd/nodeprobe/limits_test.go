@@ -69,6 +69,23 @@ func (s *limitsScene) after(d time.Duration) []bool {
 	return s.update(&s.snapshot, s.estimates, s.verdicts[:])
 }
 
+// A limit that is beyond everything is put to the kernel too, and takes no other
+// along.
+func TestAbsurdLimits(t *testing.T) {
+	s := newLimitsScene(t, pressure.Config{
+		Hard:           map[string]string{"memory.available": "8Ei", "nodefs.available": "8Ei", "nodefs.inodesFree": "8Ei", "pid.available": "8Ei"},
+		MinimumReclaim: map[string]string{"memory.available": "8Ei", "pid.available": "1000%"},
+	})
+	if got := s.after(0); len(got) != 4 || slices.Contains(got, false) {
+		t.Errorf("watched %v", got)
+	}
+	for _, w := range s.calls[0] {
+		if w.Below != bpf.MaxFigure || w.Above != bpf.MaxFigure {
+			t.Errorf("%+v", w)
+		}
+	}
+}
+
 // Every limit is put to the kernel in the kernel's own figures.
 func TestWatches(t *testing.T) {
 	s := newLimitsScene(t, pressure.Config{
