@@ -74,6 +74,9 @@ bench-idle: control-plane ## wake-ups and CPU while nothing happens, by cause
 footprint: control-plane ## memory and CPU of a minute, beside node_exporter
 	go -C test run ./cmd/footprint
 
+test-flap: deps control-plane ## values dance around each limit for three minutes: events, samples, patches (needs root)
+	go -C test test -count=1 -v ./flap -dance
+
 control-plane: ## build etcd and kube-apiserver (the first time takes minutes)
 	go -C test run ./cmd/controlplane -build-only
 
@@ -93,4 +96,4 @@ clean: ## remove bin
 help: ## this list
 	@awk -F ':.*## ' '/^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build run demo image test vet lint check test-kernels generate generate-btf fuzz bench bench-overhead bench-idle footprint control-plane deps clean help
+.PHONY: build run demo image test test-flap vet lint check test-kernels generate generate-btf fuzz bench bench-overhead bench-idle footprint control-plane deps clean help

@@ -62,7 +62,8 @@ type Watch struct {
 	// Total is what there is in all, for PIDs and WorkingSet.
 	Total int64
 	// Pressure begins when the figure falls below Below, and ends when it is
-	// back at Above, which must not be less.
+	// back at Above, which must not be less. Neither may be further from 0 than
+	// MaxFigure, nor may Total.
 	Below, Above int64
 	// MaxRate is the fastest that the figure is expected to fall, per second. A
 	// crossing by a fall that is no faster is noticed within half a millisecond;
@@ -73,7 +74,10 @@ type Watch struct {
 	MaxRate uint64
 }
 
-// maxRate keeps the kernel side's arithmetic from overflowing.
+// MaxFigure is more than any figure is. Like maxRate it keeps the kernel side's
+// arithmetic from overflowing.
+const MaxFigure = 1 << 62
+
 const maxRate = 1 << 43
 
 // defaultMaxRate returns the rate for a figure, given the number of CPUs.
@@ -92,6 +96,8 @@ func (w *Watch) validate() error {
 	switch {
 	case w.Figure < PIDs || w.Figure > FreeInodes:
 		return errors.New("unknown figure")
+	case max(w.Below, w.Above, w.Total) > MaxFigure || min(w.Below, w.Above) < -MaxFigure:
+		return fmt.Errorf("pressure between %d and %d of %d: more than %d", w.Below, w.Above, w.Total, int64(MaxFigure))
 	case w.Above < w.Below:
 		return fmt.Errorf("pressure ends at %d, before it begins at %d", w.Above, w.Below)
 	case (w.Figure == PIDs || w.Figure == WorkingSet) && w.Total <= 0:

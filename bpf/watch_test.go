@@ -76,6 +76,9 @@ func TestWatchIsValidated(t *testing.T) {
 		"crossed":     {{Figure: MemAvailable, Below: 2, Above: 1}},
 		"no total":    {{Figure: WorkingSet, Below: 1, Above: 2}},
 		"bad file":    {{Figure: FreeBytes, FD: -1}},
+		"below all":   {{Figure: MemAvailable, Below: math.MinInt64}},
+		"above all":   {{Figure: MemAvailable, Above: MaxFigure + 1}},
+		"total":       {{Figure: PIDs, Total: math.MaxInt64}},
 		"rate":        {{Figure: MemAvailable, MaxRate: maxRate + 1}},
 	} {
 		err := s.Watch(ws)
@@ -190,6 +193,66 @@ func TestThresholdsChange(t *testing.T) {
 	watch(t, s)
 	if got := levels(s).Period; got != 0 {
 		t.Errorf("period %v without watches", got)
+	}
+}
+
+// Thresholds that are never, or always, reached are like any other, and so is a
+// total that is less than what is in use.
+func TestExtremeThresholds(t *testing.T) {
+	s := open(t, Tasks, Pressure)
+	for _, tt := range []struct {
+		name string
+		Watch
+		on     bool
+		period time.Duration
+	}{
+		{"never, at the least", Watch{Figure: MemAvailable, Below: -MaxFigure, Above: -MaxFigure}, false, time.Second},
+		{"never left again", Watch{Figure: MemAvailable, Below: -MaxFigure, Above: MaxFigure}, false, time.Second},
+		{"always", Watch{Figure: MemAvailable, Below: MaxFigure, Above: MaxFigure}, true, 100 * time.Millisecond},
+		{"always, of little memory", Watch{Figure: WorkingSet, Total: 1, Below: MaxFigure, Above: MaxFigure}, true, 100 * time.Millisecond},
+		{"never, of endless memory", Watch{Figure: WorkingSet, Total: MaxFigure, Below: -MaxFigure, Above: MaxFigure}, false, time.Second},
+		{"always, of few PIDs", Watch{Figure: PIDs, Total: 1, Below: MaxFigure, Above: MaxFigure}, true, 100 * time.Millisecond},
+		{"all PIDs in use", Watch{Figure: PIDs, Total: 1, Below: 0, Above: 0}, true, 10 * time.Millisecond},
+		{"never, of endless PIDs", Watch{Figure: PIDs, Total: MaxFigure, Below: -MaxFigure, Above: MaxFigure}, false, time.Second},
+		{"a threshold above the capacity", Watch{Figure: PIDs, Total: 1000, Below: 2000, Above: 3000}, true, 10 * time.Millisecond},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			watch(t, s) // so that nothing is taken over
+			watch(t, s, tt.Watch)
+			if l := levels(s); l.Watches[0].Pressure.On() != tt.on || l.Period != tt.period {
+				t.Errorf("period %v, %+v", l.Period, l.Watches[0])
+			}
+			e := event(t, s, 0)
+			if (e != nil) != tt.on || e != nil && (!e.On || e.Limit != tt.Below) {
+				t.Errorf("%+v", e)
+			}
+			// Forks go on comparing.
+			threads(10)()
+			if e := event(t, s, 0); e != nil {
+				t.Errorf("another event: %+v", e)
+			}
+		})
+	}
+}
+
+// As when somebody lowers kernel.pid_max below what is in use, and raises it
+// again: each is an event at once.
+func TestTotalChanges(t *testing.T) {
+	s := open(t, Tasks, Pressure)
+	for n := uint64(1); n < 10; n += 2 {
+		watch(t, s, Watch{Figure: PIDs, Total: 1 << 22, Below: 100, Above: 200})
+		if n > 1 {
+			wantEvent(t, s, Event{Kind: Crossing, Seq: n - 1, Limit: 200})
+		}
+		watch(t, s, Watch{Figure: PIDs, Total: 2, Below: 100, Above: 200})
+		e := wantEvent(t, s, Event{Kind: Crossing, Seq: n, On: true, Limit: 100})
+		if e.Value >= 2 {
+			t.Errorf("%+v", e)
+		}
+		threads(10)()
+	}
+	if e := event(t, s, 0); e != nil {
+		t.Errorf("%+v", e)
 	}
 }
 

@@ -90,9 +90,10 @@ type Sampler struct {
 	machineRead time.Time
 	logged      [NumSources]logged
 
-	mu      sync.Mutex // guards last and started
+	mu      sync.Mutex // guards the rest
 	last    Snapshot
 	started time.Time
+	doubted time.Time // when last was first found to be old
 }
 
 // logged is what was last said about a source.
@@ -299,23 +300,31 @@ var errNoSample = errors.New("no sample yet")
 
 // Healthy returns nil while samples keep coming: the latest is not older than
 // three intervals and two statfs timeouts, by a clock that stands still while
-// the machine is suspended. It tells whether the sampler is alive, not whether
-// it could read everything.
+// the machine is suspended. One that is older counts only when it is asked about
+// again another statfs timeout later: where this process, or the whole virtual
+// machine, was stopped for a while, the sampler has had no chance yet. It tells
+// whether the sampler is alive, not whether it could read everything.
 func (s *Sampler) Healthy() error {
 	s.mu.Lock()
-	last, started := s.last.Time, s.started
-	s.mu.Unlock()
-	most := 3*s.cfg.Interval + 2*s.cfg.StatfsTimeout
-	if last.IsZero() {
-		if started.IsZero() || time.Since(started) < most {
+	defer s.mu.Unlock()
+	now, most := time.Now(), 3*s.cfg.Interval+2*s.cfg.StatfsTimeout
+	if s.last.Time.IsZero() {
+		if s.started.IsZero() || now.Sub(s.started) < most {
 			return errNoSample
 		}
 		return fmt.Errorf("%w after %s", errNoSample, most)
 	}
-	if age := time.Since(last); age > most {
-		return fmt.Errorf("last sample is %s old; limit is %s", age.Round(time.Second), most)
+	age := now.Sub(s.last.Time)
+	if age <= most {
+		return nil
 	}
-	return nil
+	if !s.doubted.After(s.last.Time) {
+		s.doubted = now
+	}
+	if now.Sub(s.doubted) < s.cfg.StatfsTimeout {
+		return nil
+	}
+	return fmt.Errorf("last sample is %s old; limit is %s", age.Round(time.Second), most)
 }
 
 // Close closes every file. There must be no Sample during or after it; Last and

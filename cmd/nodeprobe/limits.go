@@ -154,7 +154,13 @@ func (k *kernelLimits) report(err error, estimates []pressure.Estimate) {
 // by the minimum reclaim if that is more. A figure that dances on the line wakes
 // nobody.
 func clearAt(limit int64, e *pressure.Estimate, capacity int64) int64 {
-	return limit + max(min(limit/10, capacity/100), e.Threshold.MinReclaim.Of(capacity))
+	return plus(limit, max(min(limit/10, capacity/100), e.Threshold.MinReclaim.Of(capacity)))
+}
+
+// plus adds what is not negative. A sum that no figure ever reaches is the highest
+// that the kernel takes.
+func plus(a, b int64) int64 {
+	return min(a, bpf.MaxFigure) + min(b, bpf.MaxFigure-min(a, bpf.MaxFigure))
 }
 
 // watches appends to ws what the kernel is to watch, with no descriptors yet, and
@@ -167,7 +173,7 @@ func watches(ws []bpf.Watch, of []int, s *probe.Snapshot, estimates []pressure.E
 		if !o.OK || limit <= 0 || len(ws) == bpf.MaxWatches {
 			continue
 		}
-		w := bpf.Watch{Below: limit, Above: clearAt(limit, e, o.Capacity)}
+		w := bpf.Watch{Below: min(limit, bpf.MaxFigure), Above: clearAt(limit, e, o.Capacity)}
 		switch e.Signal {
 		case probe.MemoryAvailable:
 			w.Figure, w.Total = bpf.WorkingSet, o.Capacity
@@ -176,7 +182,7 @@ func watches(ws []bpf.Watch, of []int, s *probe.Snapshot, estimates []pressure.E
 		case probe.NodeFsAvailable, probe.ImageFsAvailable:
 			// The kernel counts what is free, the limit what is available.
 			reserved := filesystemOf(s, e.Signal).Reserved
-			w.Figure, w.Below, w.Above = bpf.FreeBytes, w.Below+reserved, w.Above+reserved
+			w.Figure, w.Below, w.Above = bpf.FreeBytes, plus(w.Below, reserved), plus(w.Above, reserved)
 		case probe.NodeFsInodesFree, probe.ImageFsInodesFree:
 			w.Figure = bpf.FreeInodes
 		default:

@@ -72,6 +72,23 @@ func (s *limitsScene) after(d time.Duration) []bool {
 	return s.update(&s.snapshot, s.estimates, s.verdicts[:])
 }
 
+// A limit that is beyond everything is put to the kernel too, and takes no other
+// along.
+func TestAbsurdLimits(t *testing.T) {
+	s := newLimitsScene(t, pressure.Config{
+		Hard:           map[string]string{"memory.available": "8Ei", "nodefs.available": "8Ei", "nodefs.inodesFree": "8Ei", "pid.available": "8Ei"},
+		MinimumReclaim: map[string]string{"memory.available": "8Ei", "pid.available": "1000%"},
+	})
+	if got := s.after(0); len(got) != 4 || slices.Contains(got, false) {
+		t.Errorf("watched %v", got)
+	}
+	for _, w := range s.calls[0] {
+		if w.Below != bpf.MaxFigure || w.Above != bpf.MaxFigure {
+			t.Errorf("%+v", w)
+		}
+	}
+}
+
 // Every limit is put to the kernel in the kernel's own figures.
 func TestWatches(t *testing.T) {
 	s := newLimitsScene(t, pressure.Config{
@@ -265,5 +282,32 @@ func TestKernelAheadOfSample(t *testing.T) {
 	s.edges, s.estimates[0].Headroom, s.verdicts[pressure.MemoryPressure].Status = 5, 1, pressure.True
 	if watched := s.after(time.Second); slices.Contains(watched, false) || len(s.calls) != 7 {
 		t.Errorf("held: watched %v, %d calls", watched, len(s.calls))
+	}
+}
+
+// A figure that is back, but not as far as the kernel wants it to be, may go under
+// again without a word from the kernel.
+func TestSilentReturnIsPolled(t *testing.T) {
+	s := newLimitsScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5%", "nodefs.available": "10%", "nodefs.inodesFree": "5%"}})
+	s.snapshot.Signals[probe.MemoryAvailable].OK = false // so that the kernel's indexes are not ours
+	for _, step := range []struct {
+		name     string
+		headroom int64
+		status   pressure.Status
+		edges    bpf.Edges
+		want     bool
+	}{
+		{"fine", 1 << 30, pressure.False, 0, true},
+		{"pressure", -1, pressure.True, 1, true},
+		{"held: a sample is due at its end", 1, pressure.True, 1, true},
+		{"over, but not for the kernel", 1, pressure.False, 1, false},
+		{"on the line", 0, pressure.False, 1, false},
+		{"never told", 1, pressure.Unknown, 1, false},
+		{"over for both", 1, pressure.False, 2, true},
+	} {
+		s.estimates[1].Headroom, s.verdicts[pressure.DiskPressure].Status, s.edges = step.headroom, step.status, step.edges
+		if got, want := s.after(time.Second), []bool{false, step.want, true}; !slices.Equal(got, want) {
+			t.Errorf("%s: watched %v, want %v", step.name, got, want)
+		}
 	}
 }

@@ -95,7 +95,7 @@ func (f *Filesystem) Fill(available int64) error {
 }
 
 // TakeInodes makes empty files until no more than the given number of inodes is
-// free.
+// free. A later call with more gives some back.
 func (f *Filesystem) TakeInodes(free int64) error {
 	dir := filepath.Join(f.Dir, inodesDir)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -112,6 +112,12 @@ func (f *Filesystem) TakeInodes(free int64) error {
 		}
 		file.Close()
 		f.inodes++
+	}
+	for ; now < free && f.inodes > 0; now++ {
+		f.inodes--
+		if err := os.Remove(filepath.Join(dir, strconv.Itoa(f.inodes))); err != nil {
+			return fmt.Errorf("give inodes back: %w", err)
+		}
 	}
 	return nil
 }

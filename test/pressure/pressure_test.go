@@ -170,11 +170,13 @@ func TestDisk(t *testing.T) {
 			t.Errorf("%d bytes available, want %d", got, want)
 		}
 	}
-	if err := f.TakeInodes(100); err != nil {
-		t.Fatal(err)
-	}
-	if got, err := f.InodesFree(); err != nil || got != 100 {
-		t.Errorf("%d inodes free (%v), want 100", got, err)
+	for _, want := range []int64{100, 50, 300} {
+		if err := f.TakeInodes(want); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := f.InodesFree(); err != nil || got != want {
+			t.Errorf("%d inodes free (%v), want %d", got, err, want)
+		}
 	}
 	if err := f.Empty(); err != nil {
 		t.Fatal(err)

@@ -3,7 +3,6 @@ package pressure
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
@@ -15,20 +14,26 @@ func (f *Filesystem) Break() error {
 	if err := f.remount("errors=remount-ro"); err != nil {
 		return err
 	}
-	var st unix.Stat_t
-	if err := unix.Stat(f.Dir, &st); err != nil {
-		return fmt.Errorf("break filesystem: stat %s: %w", f.Dir, err)
-	}
-	// /sys/dev/block/7:0 leads to a directory that is named after the device.
-	device, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev)))
+	device, err := f.device()
 	if err != nil {
 		return fmt.Errorf("break filesystem: %w", err)
 	}
-	trigger := filepath.Join("/sys/fs/ext4", filepath.Base(device), "trigger_fs_error")
+	trigger := filepath.Join("/sys/fs/ext4", device, "trigger_fs_error")
 	if err := os.WriteFile(trigger, []byte("test"), 0); err != nil {
 		return fmt.Errorf("break filesystem: %w", err)
 	}
 	return nil
+}
+
+// device returns the name of the block device.
+func (f *Filesystem) device() (string, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(f.Dir, &st); err != nil {
+		return "", fmt.Errorf("stat %s: %w", f.Dir, err)
+	}
+	// /sys/dev/block/7:0 leads to a directory that is named after the device.
+	link, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev)))
+	return filepath.Base(link), err
 }
 
 // SetReadOnly remounts the filesystem so that it takes no writes, or takes them
@@ -41,8 +46,5 @@ func (f *Filesystem) SetReadOnly(readOnly bool) error {
 }
 
 func (f *Filesystem) remount(option string) error {
-	if output, err := exec.Command("mount", "-o", "remount,"+option, f.Dir).CombinedOutput(); err != nil {
-		return fmt.Errorf("remount %s %s: %w: %s", f.Dir, option, err, output)
-	}
-	return nil
+	return f.run("mount", "-o", "remount,"+option, f.Dir)
 }

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+)
+
+// What a node has may change at any time, to less than is in use too: the verdict
+// is that of the next sample, and the kernel is told.
+func TestCapacityChanges(t *testing.T) {
+	const loadavg, pidMax, threadsMax = "proc/loadavg", "proc/sys/kernel/pid_max", "proc/sys/kernel/threads-max"
+	const meminfoFile, statFile = "proc/meminfo", "sys/fs/cgroup/memory.stat"
+	tr := newTree(t, nil)
+	d, _ := testDaemon(t, tr, "evictionPressureTransitionPeriod: 0s\n")
+	var told []bpf.Watch
+	d.limits.watch = func(ws []bpf.Watch) error {
+		told = slices.Clone(ws)
+		return nil
+	}
+	d.limits.levels = func(l *bpf.Levels) { *l = bpf.Levels{} }
+	for _, step := range []struct {
+		name, file, text string
+		condition        pressure.Condition
+		want             pressure.Status
+		capacity         int64 // as the kernel is told; 0: nothing to watch
+	}{
+		{"200 of 32768 tasks", loadavg, "0.20 0.18 0.12 1/200 11206\n", pressure.PIDPressure, pressure.False, 32768},
+		{"pid_max below what is in use", pidMax, "100\n", pressure.PIDPressure, pressure.True, 100},
+		{"pid_max of 1, of which 5 % are none", pidMax, "1\n", pressure.PIDPressure, pressure.True, 0},
+		{"pid_max of 0 is none, and threads-max stays", pidMax, "0\n", pressure.PIDPressure, pressure.False, 63000},
+		{"the most there is", pidMax, "4194304\n", pressure.PIDPressure, pressure.False, 63000},
+		{"threads-max below what is in use", threadsMax, "150\n", pressure.PIDPressure, pressure.True, 150},
+		{"neither can be read", threadsMax, "-1\n", pressure.PIDPressure, pressure.False, 4194304},
+		{"threads-max again", threadsMax, "201\n", pressure.PIDPressure, pressure.True, 201},
+		{"exactly at the limit", threadsMax, "210\n", pressure.PIDPressure, pressure.False, 210},
+		{"room", threadsMax, "63000\n", pressure.PIDPressure, pressure.False, 63000},
+
+		{"memory is unplugged to less than is in use", meminfoFile, strings.Replace(meminfo("1"), "8388608", "1048576", 1), pressure.MemoryPressure, pressure.True, 1 << 30},
+		{"memory that cannot be read freezes", statFile, "", pressure.MemoryPressure, pressure.True, 0},
+		{"however much there is", meminfoFile, meminfo("6291456"), pressure.MemoryPressure, pressure.True, 0},
+		{"until it can be", statFile, memoryStat("2147483648"), pressure.MemoryPressure, pressure.False, 8 << 30},
+	} {
+		tr.write(step.file, step.text)
+		d.monitor.observe(d.sampler.Sample())
+		f := d.monitor.facts()
+		if got := f.Verdicts[step.condition].Status; got != step.want {
+			t.Errorf("%s: %v is %v, want %v: %+v", step.name, step.condition, got, step.want, f.Snapshot.Signals)
+		}
+		figure := map[pressure.Condition]bpf.Figure{pressure.MemoryPressure: bpf.WorkingSet, pressure.PIDPressure: bpf.PIDs}[step.condition]
+		var capacity int64
+		for _, w := range told {
+			if w.Figure == figure {
+				capacity = w.Total
+			}
+		}
+		if capacity != step.capacity {
+			t.Errorf("%s: the kernel is told of %d, want %d: %+v", step.name, capacity, step.capacity, told)
+		}
+	}
+}
+
+// A threshold above all that there is makes the condition True from the first
+// sample on, and that the kernel is asked to watch it changes nothing.
+func TestThresholdAboveCapacity(t *testing.T) {
+	for _, threshold := range []string{"pid.available: 40k", "pid.available: 8Ei", "memory.available: 100Ti", "memory.available: 8Ei", "nodefs.available: 8Ei", "nodefs.inodesFree: 1E"} {
+		t.Run(threshold, func(t *testing.T) {
+			name, _, _ := strings.Cut(threshold, ":")
+			signal, _ := probe.ParseSignal(name)
+			tr := newTree(t, nil)
+			d, _ := testDaemon(t, tr, "evictionHard: {"+threshold+"}\nevictionPressureTransitionPeriod: 0s\n")
+			for range 3 {
+				s := d.sampler.Sample()
+				if !s.Signals[signal].OK {
+					t.Skipf("%s cannot be read here: %v", name, s.Signals[signal].Err)
+				}
+				d.monitor.observe(s)
+				condition := pressure.Threshold{Signal: signal}.Condition()
+				if v := d.monitor.facts().Verdicts[condition]; v.Status != pressure.True || !v.Met {
+					t.Errorf("%+v", v)
+				}
+				if errs := checkThresholds(d.thresholds, s); len(errs) == 0 || !strings.Contains(errs[0].Error(), "above the capacity") {
+					t.Errorf("said nothing: %v", errs)
+				}
+			}
+		})
+	}
+}

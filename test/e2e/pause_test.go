@@ -1,0 +1,63 @@
+package e2e
+
+import (
+	"syscall"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nodeprobe/nodeprobe/test/agent"
+	"github.com/nodeprobe/nodeprobe/test/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/fault"
+	"github.com/nodeprobe/nodeprobe/test/nodewatch"
+)
+
+// The whole machine stands still for longer than the Lease lasts and samples may
+// stay away, as virtual machines do that are paused or moved. Nothing was wrong
+// with the node meanwhile, so all that may be seen of it is a late renewal: at
+// once, and without making up for those that were missed.
+func TestPause(t *testing.T) {
+	t.Parallel()
+	cp := controlplane.StartForTest(t)
+	n := newNode(t, cp, agent.Config{"sampleInterval": "300ms", "statfsTimeout": "100ms"})
+	user, groups := controlplane.NodeUser(n.name)
+	proxy := fault.StartForTest(t, cp, user, groups...)
+	n.spec.Kubeconfig = proxy.Kubeconfig()
+	a := n.startReady()
+	n.waitRenewed(time.Now())
+	history := n.follow()
+	begin := time.Now()
+
+	for range 5 {
+		signal(t, a, syscall.SIGSTOP)
+		time.Sleep(5 * time.Second)
+		proxy.Forget()
+		resumed := time.Now()
+		signal(t, a, syscall.SIGCONT)
+		n.waitRenewed(resumed)
+		late := time.Since(resumed)
+		time.Sleep(time.Second)
+		puts := proxy.Count("PUT", leasesPath+"/*")
+		t.Logf("renewed within %s of the pause; %d renewals in a second", late.Round(time.Millisecond), puts)
+		if puts > 3 { // one each second
+			t.Errorf("%d renewals in about a second", puts)
+		}
+	}
+	skipped, err := a.Metric(t.Context(), `nodeprobe_heartbeat_renewals_total{result="skipped_unhealthy"}`)
+	if err != nil || skipped != 0 {
+		t.Errorf("%v renewals were skipped (%v), want none", skipped, err)
+	}
+	for _, s := range history.All() {
+		if s.At.After(begin) && s.Node != nil && !nodewatch.Has(corev1.NodeReady, corev1.ConditionTrue)(s.Node) {
+			t.Errorf("not ready: %+v", nodewatch.Condition(s.Node, corev1.NodeReady))
+		}
+	}
+}
+
+func signal(t *testing.T, a *agent.Agent, s syscall.Signal) {
+	t.Helper()
+	if err := syscall.Kill(a.PID(), s); err != nil {
+		t.Fatal(err)
+	}
+}
