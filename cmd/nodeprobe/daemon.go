@@ -7,42 +7,29 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
-	v1 "k8s.io/api/core/v1"
 
 	"github.com/nodeprobe/nodeprobe/bpf"
-	"github.com/nodeprobe/nodeprobe/heartbeat"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
-	"github.com/nodeprobe/nodeprobe/status"
 )
 
 // daemon is everything that "nodeprobe run" runs, wired up and not started.
 type daemon struct {
-	sensor      *bpf.Sensor
-	sampler     *probe.Sampler
-	notifier    *probe.Notifier
-	monitor     *monitor
-	limits      *kernelLimits
-	thresholds  []pressure.Threshold
-	updater     *status.Updater        // nil unless the mode is own
-	heartbeater *heartbeat.Heartbeater // nil unless the mode is own
-	resources   *status.Resources      // nil unless the mode is own
-	guard       *guard                 // nil unless the mode is own
-	client      *apiClient             // nil unless the mode is own
-	shutdown    *shutdownWatcher       // nil unless the mode is own, and it is asked for
-	lastWord    string                 // of the Ready condition; "" for none
-	recorder    *status.Recorder       // nil unless the mode is own
-	oom         *oomReporter
-	mounts      *mountReporter
-	registry    *prometheus.Registry
-	nodeName    string
-	log         *slog.Logger
+	sensor     *bpf.Sensor
+	sampler    *probe.Sampler
+	notifier   *probe.Notifier
+	monitor    *monitor
+	limits     *kernelLimits
+	thresholds []pressure.Threshold
+	own        *owner // nil unless the mode is own
+	oom        *oomReporter
+	mounts     *mountReporter
+	registry   *prometheus.Registry
+	log        *slog.Logger
 
 	refreshed time.Time // of the notifier; owned by observe
 }
@@ -55,7 +42,7 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 		goCollector(),
 		buildInfo(),
 	)
-	d = &daemon{registry: reg, nodeName: p.nodeName, thresholds: p.thresholds, log: log}
+	d = &daemon{registry: reg, thresholds: p.thresholds, log: log}
 	defer func() {
 		if err != nil {
 			d.close()
@@ -77,126 +64,23 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 		return d, fmt.Errorf("set up notifier: %w", err)
 	}
 	if cfg.Mode == modeOwn {
-		if err := d.own(cfg, p, paths); err != nil {
+		if d.own, err = newOwner(cfg, p, paths, d.sampler, d.monitor, log, reg); err != nil {
 			return d, err
 		}
 	}
 	d.oom = &oomReporter{
 		cgroupfs: filepath.Join(paths.sysfs, "fs/cgroup"), hooked: attached(d.sensor.Hooks(), bpf.OOM),
-		record: d.record, log: log,
+		record: d.own.record, log: log,
 	}
-	d.mounts = &mountReporter{record: d.record, log: log}
+	d.mounts = &mountReporter{record: d.own.record, log: log}
 	return d, nil
-}
-
-// own adds the writers.
-func (d *daemon) own(cfg *config, p *policy, paths paths) error {
-	client, err := newAPIClient(cfg.Kubeconfig)
-	if err != nil {
-		return err
-	}
-	duration := time.Duration(cfg.NodeLeaseDurationSeconds) * time.Second
-	d.client, d.guard = client, newGuard(duration, d.log, d.registry)
-	statusCfg := nodeConfig(cfg, p)
-	statusCfg.Nodes = client.nodes
-	statusCfg.Timeout = min(10*time.Second, duration)
-	statusCfg.Facts = d.monitor.facts
-	statusCfg.Adopt = d.monitor.adopt
-	statusCfg.Allow = d.guard.allow
-	statusCfg.OnFailure = client.reconnect
-	statusCfg.Logger, statusCfg.Registerer = d.log, d.registry
-	statusCfg.Record = d.record
-	if d.updater, err = status.New(statusCfg); err != nil {
-		return fmt.Errorf("set up node status: %w", err)
-	}
-	d.recorder, err = status.NewRecorder(status.RecorderConfig{
-		Node:    d.updater.Owner,
-		Events:  client.events,
-		Timeout: statusCfg.Timeout,
-		// Who reads Events by their source looks for this one.
-		Component:  "kubelet",
-		OnFailure:  client.reconnect,
-		Logger:     d.log,
-		Registerer: d.registry,
-	})
-	if err != nil {
-		return fmt.Errorf("set up events: %w", err)
-	}
-	d.resources = &p.resources
-	d.monitor.changed = d.updater.Wake
-	d.heartbeater, err = heartbeat.New(heartbeat.Config{
-		Leases:     client.leases,
-		NodeName:   p.nodeName,
-		Duration:   duration,
-		Healthy:    d.vouch,
-		OnForeign:  d.guard.renewed,
-		Owner:      d.updater.Owner,
-		OnFailure:  client.reconnect,
-		OnLost:     d.updater.Recheck,
-		Logger:     d.log,
-		Registerer: d.registry,
-	})
-	if err != nil {
-		return fmt.Errorf("set up heartbeat: %w", err)
-	}
-	d.lastWord = cfg.LastWord
-	if cfg.ShutdownGracePeriod > 0 {
-		d.shutdown = &shutdownWatcher{
-			address: systemBus(paths.rootfs), grace: cfg.ShutdownGracePeriod,
-			leave: d.monitor.leave, told: d.toldShutdown, record: d.record, log: d.log,
-		}
-	}
-	return nil
-}
-
-// toldShutdown says whether the API server knows that the machine is shutting
-// down.
-func (d *daemon) toldShutdown() bool {
-	node := d.updater.Node()
-	return node != nil && slices.ContainsFunc(node.Status.Conditions, func(c v1.NodeCondition) bool {
-		return c.Type == v1.NodeReady && c.Status == v1.ConditionFalse && strings.Contains(c.Message, errShuttingDown.Error())
-	})
-}
-
-// speakLast posts the last word, if there is one, and no more than a second for
-// it.
-func (d *daemon) speakLast() {
-	if d.lastWord == "" || d.guard.err() != nil {
-		return
-	}
-	d.monitor.leave(errors.New(d.lastWord))
-	ctx, stop := context.WithTimeout(context.Background(), time.Second)
-	defer stop()
-	if err := d.updater.Post(ctx); err != nil {
-		d.log.Warn("the last word is not posted", "err", err)
-	}
-}
-
-// record has an Event posted, unless somebody else looks after the node.
-func (d *daemon) record(kind, reason, message string) {
-	if d.guard != nil && d.guard.err() == nil {
-		d.recorder.Record(kind, reason, message)
-	}
-}
-
-// vouch says whether this process may say that the node is alive.
-func (d *daemon) vouch() error {
-	if err := d.guard.err(); err != nil {
-		return err
-	}
-	return d.sampler.Healthy()
 }
 
 // run runs the daemon until ctx ends or a task fails.
 func (d *daemon) run(ctx context.Context, listener net.Listener) error {
-	if d.guard != nil {
-		if err := d.guard.start(ctx, d.client.nodes, d.client.leases, d.nodeName); err != nil {
-			return err
-		}
-	}
 	first := d.sampler.Sample()
-	if d.resources != nil {
-		if err := d.resources.Check(&first.Capacity); err != nil {
+	if d.own != nil {
+		if err := d.own.check(ctx, first); err != nil {
 			return err
 		}
 	}
@@ -219,14 +103,9 @@ func (d *daemon) run(ctx context.Context, listener net.Listener) error {
 	tasks.Go(func() error { return d.sampler.Run(ctx, d.observe) })
 	tasks.Go(func() error { return d.kernelEvents(ctx) })
 	tasks.Go(func() error { return d.notifier.Run(ctx, d.notified) })
-	if d.updater != nil {
-		tasks.Go(func() error { return d.updater.Run(ctx) })
-		tasks.Go(func() error { return d.heartbeater.Run(ctx) })
-		tasks.Go(func() error { return d.recorder.Run(ctx) })
-		defer d.speakLast()
-	}
-	if d.shutdown != nil {
-		tasks.Go(func() error { return d.shutdown.Run(ctx) })
+	if d.own != nil {
+		d.own.start(ctx, tasks)
+		defer d.own.speakLast()
 	}
 	if listener != nil {
 		server := newServer(d.registry, d.liveChecks(), d.readyChecks(), d.log)
@@ -253,21 +132,10 @@ func (d *daemon) liveChecks() []check {
 
 func (d *daemon) readyChecks() []check {
 	checks := d.liveChecks()
-	if d.updater != nil {
-		checks = append(checks, check{"status", d.updater.Ready}, check{"lease", d.leaseReady})
+	if d.own != nil {
+		checks = append(checks, d.own.readyChecks()...)
 	}
 	return checks
-}
-
-func (d *daemon) leaseReady() error {
-	s := d.heartbeater.State()
-	if s.Err != nil {
-		return s.Err
-	}
-	if s.Renewed.IsZero() {
-		return errors.New("lease is not renewed yet")
-	}
-	return nil
 }
 
 // close detaches everything. It is safe after a failed newDaemon.
@@ -289,30 +157,6 @@ func samplerConfig(cfg *config, paths paths, sensor *bpf.Sensor, log *slog.Logge
 		RootDirectory: cfg.RootDirectory, ImageDirectories: cfg.ImageDirectories,
 		Interval: cfg.SampleInterval, StatfsTimeout: cfg.StatfsTimeout,
 		Kernel: sensor, Logger: log, Registerer: reg,
-	}
-}
-
-// nodeConfig is the status package's part of the configuration, without the
-// connections.
-func nodeConfig(cfg *config, p *policy) status.Config {
-	kubeletVersion := cfg.KubeletVersion
-	if kubeletVersion == "" {
-		kubeletVersion = version()
-	}
-	return status.Config{
-		NodeName: p.nodeName,
-		Register: cfg.RegisterNode,
-		Registration: status.Registration{
-			Labels: cfg.NodeLabels, Taints: p.taints, ProviderID: cfg.ProviderID,
-			ControllerAttachDetach: cfg.EnableControllerAttachDetach,
-		},
-		Addresses: status.Addresses{
-			NodeName: p.nodeName, Hostname: p.nodeName, NodeIPs: p.nodeIPs,
-			ExternalCloudProvider: cfg.CloudProvider == "external",
-		},
-		Resources:      p.resources,
-		KubeletVersion: kubeletVersion, Port: cfg.Port,
-		UpdateFrequency: cfg.NodeStatusUpdateFrequency, ReportFrequency: cfg.NodeStatusReportFrequency,
 	}
 }
 

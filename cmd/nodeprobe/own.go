@@ -1,0 +1,196 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/nodeprobe/nodeprobe/heartbeat"
+	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/status"
+)
+
+// owner is mode own: everything that writes to the API server.
+type owner struct {
+	client      *apiClient
+	guard       *guard
+	updater     *status.Updater
+	recorder    *status.Recorder
+	heartbeater *heartbeat.Heartbeater
+	shutdown    *shutdownWatcher // nil unless it is asked for
+
+	nodeName  string
+	resources *status.Resources
+	lastWord  string // of the Ready condition; "" for none
+	monitor   *monitor
+	sampler   *probe.Sampler
+	log       *slog.Logger
+}
+
+// newOwner wires up the writers, which start no goroutine and send nothing yet.
+func newOwner(cfg *config, p *policy, paths paths, sampler *probe.Sampler, monitor *monitor, log *slog.Logger, reg prometheus.Registerer) (*owner, error) {
+	client, err := newAPIClient(cfg.Kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	duration := time.Duration(cfg.NodeLeaseDurationSeconds) * time.Second
+	o := &owner{
+		client: client, guard: newGuard(duration, log, reg),
+		nodeName: p.nodeName, resources: &p.resources, lastWord: cfg.LastWord,
+		monitor: monitor, sampler: sampler, log: log,
+	}
+	statusCfg := nodeConfig(cfg, p)
+	statusCfg.Nodes = client.nodes
+	statusCfg.Timeout = min(10*time.Second, duration)
+	statusCfg.Facts = monitor.facts
+	statusCfg.Adopt = monitor.adopt
+	statusCfg.Allow = o.guard.allow
+	statusCfg.Record = o.record
+	statusCfg.OnFailure = client.reconnect
+	statusCfg.Logger, statusCfg.Registerer = log, reg
+	if o.updater, err = status.New(statusCfg); err != nil {
+		return nil, fmt.Errorf("set up node status: %w", err)
+	}
+	monitor.changed = o.updater.Wake
+	o.recorder, err = status.NewRecorder(status.RecorderConfig{
+		Node:    o.updater.Owner,
+		Events:  client.events,
+		Timeout: statusCfg.Timeout,
+		// Who reads Events by their source looks for this one.
+		Component:  "kubelet",
+		OnFailure:  client.reconnect,
+		Logger:     log,
+		Registerer: reg,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("set up events: %w", err)
+	}
+	o.heartbeater, err = heartbeat.New(heartbeat.Config{
+		Leases:     client.leases,
+		NodeName:   p.nodeName,
+		Duration:   duration,
+		Healthy:    o.vouch,
+		OnForeign:  o.guard.renewed,
+		Owner:      o.updater.Owner,
+		OnFailure:  client.reconnect,
+		OnLost:     o.updater.Recheck,
+		Logger:     log,
+		Registerer: reg,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("set up heartbeat: %w", err)
+	}
+	if cfg.ShutdownGracePeriod > 0 {
+		o.shutdown = &shutdownWatcher{
+			address: systemBus(paths.rootfs), grace: cfg.ShutdownGracePeriod,
+			leave: monitor.leave, told: o.toldShutdown, record: o.record, log: log,
+		}
+	}
+	return o, nil
+}
+
+// check returns why this node must not, or cannot, be owned: a kubelet is alive,
+// or more is reserved than there is.
+func (o *owner) check(ctx context.Context, first *probe.Snapshot) error {
+	if err := o.guard.start(ctx, o.client.nodes, o.client.leases, o.nodeName); err != nil {
+		return err
+	}
+	return o.resources.Check(&first.Capacity)
+}
+
+// start starts the writers.
+func (o *owner) start(ctx context.Context, tasks *errgroup.Group) {
+	tasks.Go(func() error { return o.updater.Run(ctx) })
+	tasks.Go(func() error { return o.heartbeater.Run(ctx) })
+	tasks.Go(func() error { return o.recorder.Run(ctx) })
+	if o.shutdown != nil {
+		tasks.Go(func() error { return o.shutdown.Run(ctx) })
+	}
+}
+
+// readyChecks say whether the API server hears of us.
+func (o *owner) readyChecks() []check {
+	return []check{{"status", o.updater.Ready}, {"lease", o.leaseReady}}
+}
+
+func (o *owner) leaseReady() error {
+	s := o.heartbeater.State()
+	if s.Err != nil {
+		return s.Err
+	}
+	if s.Renewed.IsZero() {
+		return errors.New("lease is not renewed yet")
+	}
+	return nil
+}
+
+// record has an Event posted, unless somebody else looks after the node. Nobody
+// does in the modes that have no owner, and no Events.
+func (o *owner) record(kind, reason, message string) {
+	if o != nil && o.guard.err() == nil {
+		o.recorder.Record(kind, reason, message)
+	}
+}
+
+// vouch says whether this process may say that the node is alive.
+func (o *owner) vouch() error {
+	if err := o.guard.err(); err != nil {
+		return err
+	}
+	return o.sampler.Healthy()
+}
+
+// toldShutdown says whether the API server knows that the machine is shutting
+// down.
+func (o *owner) toldShutdown() bool {
+	node := o.updater.Node()
+	return node != nil && slices.ContainsFunc(node.Status.Conditions, func(c v1.NodeCondition) bool {
+		return c.Type == v1.NodeReady && c.Status == v1.ConditionFalse && strings.Contains(c.Message, errShuttingDown.Error())
+	})
+}
+
+// speakLast posts the last word, if there is one, after the writers have ended. It
+// takes no more than a second.
+func (o *owner) speakLast() {
+	if o.lastWord == "" || o.guard.err() != nil {
+		return
+	}
+	o.monitor.leave(errors.New(o.lastWord))
+	ctx, stop := context.WithTimeout(context.Background(), time.Second)
+	defer stop()
+	if err := o.updater.Post(ctx); err != nil {
+		o.log.Warn("the last word is not posted", "err", err)
+	}
+}
+
+// nodeConfig is the status package's part of the configuration, without the
+// connections.
+func nodeConfig(cfg *config, p *policy) status.Config {
+	kubeletVersion := cfg.KubeletVersion
+	if kubeletVersion == "" {
+		kubeletVersion = version()
+	}
+	return status.Config{
+		NodeName: p.nodeName,
+		Register: cfg.RegisterNode,
+		Registration: status.Registration{
+			Labels: cfg.NodeLabels, Taints: p.taints, ProviderID: cfg.ProviderID,
+			ControllerAttachDetach: cfg.EnableControllerAttachDetach,
+		},
+		Addresses: status.Addresses{
+			NodeName: p.nodeName, Hostname: p.nodeName, NodeIPs: p.nodeIPs,
+			ExternalCloudProvider: cfg.CloudProvider == "external",
+		},
+		Resources:      p.resources,
+		KubeletVersion: kubeletVersion, Port: cfg.Port,
+		UpdateFrequency: cfg.NodeStatusUpdateFrequency, ReportFrequency: cfg.NodeStatusReportFrequency,
+	}
+}
