@@ -46,6 +46,12 @@ func (e *statusError) Error() string {
 	return text
 }
 
+// answered says whether an error is the runtime's answer.
+func answered(err error) bool {
+	_, ok := errors.AsType[*statusError](err)
+	return ok
+}
+
 const codeUnimplemented = 12
 
 // codeNames are gRPC's names for its status codes.

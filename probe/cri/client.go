@@ -33,50 +33,24 @@ func socketPath(endpoint string) (string, error) {
 	return path, nil
 }
 
-// client keeps one connection to the runtime, and makes it anew when it is lost.
+// client makes calls, over a connection that it makes for the first of them and
+// keeps until close.
 type client struct {
 	path    string
 	conn    *conn  // nil if there is none
-	hung    bool   // it was closed because no answer came
 	dialled func() // called at each attempt to connect
 }
 
-// call makes a call. A connection that the runtime closed since the last call
-// costs nothing but a new one. Renewed says that there is a new one because of
-// something other than an answer that did not come: the runtime may be another
-// one than at the last call.
-func (c *client) call(ctx context.Context, call Call) (message []byte, renewed bool, err error) {
-	if c.conn != nil && !c.conn.closing {
-		message, err = c.try(ctx, call)
-		if !errors.Is(err, errGone) {
-			return message, false, err
+func (c *client) call(ctx context.Context, call Call) ([]byte, error) {
+	if c.conn == nil {
+		c.dialled()
+		conn, err := dial(ctx, c.path)
+		if err != nil {
+			return nil, dialError(ctx, c.path, err)
 		}
+		c.conn = conn
 	}
-	c.close()
-	renewed, c.hung = !c.hung, false
-	c.dialled()
-	if c.conn, err = dial(ctx, c.path); err != nil {
-		return nil, renewed, dialError(ctx, c.path, err)
-	}
-	message, err = c.try(ctx, call)
-	return message, renewed, err
-}
-
-// try makes a call over the connection that there is, and drops it if it cannot
-// be used again.
-func (c *client) try(ctx context.Context, call Call) ([]byte, error) {
-	message, err := c.conn.call(ctx, methods[call])
-	if err != nil && !answered(err) {
-		c.close()
-		c.hung = ctx.Err() != nil
-	}
-	return message, err
-}
-
-// answered says whether an error is the runtime's answer.
-func answered(err error) bool {
-	_, ok := errors.AsType[*statusError](err)
-	return ok
+	return c.conn.call(ctx, methods[call])
 }
 
 func (c *client) close() {

@@ -24,26 +24,26 @@ const (
 	maxHeaders = 64 << 10
 	// maxFrame bounds a frame: HTTP/2's value for who does not ask for another.
 	maxFrame = 16 << 10
-	// window is how much the runtime may send ahead: all that we would take. It
-	// spares us to hand out more in the course of a call.
-	window = maxMessage + 64<<10
+	// window is how much the runtime may send ahead over a connection, and
+	// answerWindow how much of one answer: all that we take, so that we need not
+	// hand out more in the course of a call.
+	window       = 1 << 30
+	answerWindow = maxMessage + 64<<10
 )
 
-// errGone says that the runtime has closed the connection, or will, and has
-// answered nothing: the call may be repeated over another one.
-var errGone = errors.New("connection is closed without an answer")
+var errClosed = errors.New("connection is closed without an answer")
 
 // conn is one HTTP/2 connection, for one gRPC call at a time. It needs no
-// goroutine: nothing has to be read while no call is waiting for it.
+// goroutine, and so must not stay open without a call: nobody would read that
+// the runtime asks for the end of it, and a runtime may wait for that before it
+// stops.
 type conn struct {
-	net      net.Conn
-	framer   *http2.Framer // reads from net, writes to out
-	out      bytes.Buffer
-	headers  bytes.Buffer // encoded, of one request
-	encoder  *hpack.Encoder
-	stream   uint32 // of the latest call
-	consumed uint32 // of the connection's window, not yet handed out again
-	closing  bool   // the runtime takes no more calls over this connection
+	net     net.Conn
+	framer  *http2.Framer // reads from net, writes to out
+	out     bytes.Buffer
+	headers bytes.Buffer // encoded, of one request
+	encoder *hpack.Encoder
+	stream  uint32 // of the latest call
 }
 
 // dial connects to a socket.
@@ -66,7 +66,7 @@ func dial(ctx context.Context, path string) (*conn, error) {
 	err = errors.Join(
 		c.framer.WriteSettings(
 			http2.Setting{ID: http2.SettingEnablePush, Val: 0},
-			http2.Setting{ID: http2.SettingInitialWindowSize, Val: window},
+			http2.Setting{ID: http2.SettingInitialWindowSize, Val: answerWindow},
 			http2.Setting{ID: http2.SettingMaxHeaderListSize, Val: maxHeaders},
 		),
 		c.framer.WriteWindowUpdate(0, window),
@@ -79,16 +79,13 @@ func dial(ctx context.Context, path string) (*conn, error) {
 }
 
 // call makes one gRPC call with an empty request, and returns the message that
-// answers it. It returns when ctx ends. After an error other than a
-// *statusError the connection must be closed.
+// answers it. It returns when ctx ends. After an error other than a *statusError
+// there must be no further call.
 func (c *conn) call(ctx context.Context, method string) ([]byte, error) {
 	// A deadline in the past interrupts reads and writes.
 	stop := context.AfterFunc(ctx, func() { _ = c.net.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
 	answer, err := c.roundTrip(method)
-	if !stop() {
-		// The connection's deadline is, or will be, that of this call.
-		c.closing = true
-	}
 	if errors.Is(err, os.ErrDeadlineExceeded) {
 		err = context.Cause(ctx)
 	}
@@ -120,7 +117,7 @@ func brief(err error, begun bool) error {
 		if begun {
 			return errors.New("connection breaks off within the answer")
 		}
-		return errGone
+		return errClosed
 	}
 	if op, ok := errors.AsType[*net.OpError](err); ok {
 		return op.Err
@@ -147,12 +144,6 @@ func (c *conn) request(method string) error {
 		if err := c.encoder.WriteField(f); err != nil {
 			return err
 		}
-	}
-	if c.consumed > 0 {
-		if err := c.framer.WriteWindowUpdate(0, c.consumed); err != nil {
-			return err
-		}
-		c.consumed = 0
 	}
 	err := c.framer.WriteHeaders(http2.HeadersFrameParam{StreamID: c.stream, BlockFragment: c.headers.Bytes(), EndHeaders: true})
 	if err != nil {
@@ -187,12 +178,10 @@ func (c *conn) handle(frame http2.Frame, a *answer) error {
 		}
 		return errors.Join(c.framer.WritePing(true, f.Data), c.flush())
 	case *http2.GoAwayFrame:
-		c.closing = true
 		if f.LastStreamID < c.stream {
-			return errGone
+			return errClosed
 		}
 	case *http2.DataFrame:
-		c.consumed += f.Length // with the padding
 		if f.StreamID == c.stream {
 			return a.data(f.Data(), f.StreamEnded())
 		}
@@ -202,9 +191,6 @@ func (c *conn) handle(frame http2.Frame, a *answer) error {
 		}
 	case *http2.RSTStreamFrame:
 		if f.StreamID == c.stream {
-			if f.ErrCode == http2.ErrCodeRefusedStream {
-				return errGone
-			}
 			return fmt.Errorf("call is reset: %s", f.ErrCode)
 		}
 	}

@@ -17,7 +17,6 @@ func ExampleSampler() {
 		fmt.Println(err)
 		return
 	}
-	defer runtime.Close()
 
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -41,7 +40,6 @@ func ExampleSampler_noRuntime() {
 		fmt.Println(err)
 		return
 	}
-	defer runtime.Close()
 	snap := runtime.Last()
 	fmt.Println(snap.Endpoint == "", snap.Unready(time.Now()))
 	// Output: true <nil>

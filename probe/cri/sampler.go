@@ -19,9 +19,9 @@ const (
 )
 
 const (
-	// versionInterval is how often the version is asked for besides after each
-	// connect: a runtime cannot be upgraded without a restart.
-	versionInterval = 5 * time.Minute
+	// versionInterval is how often the version is asked for while the runtime can
+	// be reached each time.
+	versionInterval = time.Minute
 	// retryInterval is the least time between two attempts at a call other than
 	// Status that the runtime answers with an error, or not at all. The next
 	// Status must not wait for it.
@@ -81,7 +81,7 @@ type Sampler struct {
 	interval [NumCalls]time.Duration
 	client   *client
 	// call makes a call; it is client.call but in tests.
-	call func(ctx context.Context, c Call) (message []byte, renewed bool, err error)
+	call func(context.Context, Call) ([]byte, error)
 
 	// What follows belongs to the goroutine that calls Sample.
 	current Snapshot
@@ -99,8 +99,8 @@ type logged struct {
 	at   time.Time
 }
 
-// New makes a Sampler. It connects to nothing and starts no goroutine; the first
-// Sample connects. The caller closes it.
+// New makes a Sampler. It connects to nothing and starts no goroutine. There is
+// nothing to close: a Sample closes what it opens.
 func New(cfg Config) (*Sampler, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -134,21 +134,22 @@ func New(cfg Config) (*Sampler, error) {
 	return s, nil
 }
 
-// Sample makes the calls that are due: Status each time, Version after a
-// connect and each 5 minutes, the others after a connect and at ImageInterval.
-// Each takes a timeout at most, and a runtime that cannot be reached, or did not
-// answer, is asked nothing more in this Sample. It never fails as a whole:
-// Snapshot.Reads says what did. The Snapshot belongs to the Sampler and is valid
-// until the next Sample; copy it to keep it. A call that the end of ctx cuts
-// short has not failed.
+// Sample makes the calls that are due, over one connection: Status each time,
+// Version once a minute and after the runtime was away, the others at
+// ImageInterval. Each takes a timeout at most, and a runtime that cannot be
+// reached, or did not answer, is asked nothing more in this Sample. It never fails
+// as a whole: Snapshot.Reads says what did. The Snapshot belongs to the Sampler and
+// is valid until the next Sample; copy it to keep it. A call that the end of ctx
+// cuts short has not failed.
 func (s *Sampler) Sample(ctx context.Context) *Snapshot {
 	if s.cfg.Endpoint == "" {
 		return &s.current
 	}
+	defer s.client.close()
 	now := time.Now()
 	var unreachable error
 	for c := range Call(NumCalls) {
-		if c != CallStatus && now.Before(s.due[c]) {
+		if now.Before(s.due[c]) {
 			continue
 		}
 		read := &s.current.Reads[c]
@@ -162,17 +163,16 @@ func (s *Sampler) Sample(ctx context.Context) *Snapshot {
 		}
 		s.note(c, err, now)
 		read.Err = err
-		switch out {
-		case told:
+		switch {
+		case out == told:
 			read.Time = time.Now()
 			s.due[c] = now.Add(s.interval[c])
-		case refused:
+		case out == lost:
+			s.due[CallVersion] = now // what comes back may be another runtime
+		case c != CallStatus:
 			s.due[c] = now.Add(retryInterval)
-		case hung:
-			s.due[c] = now.Add(retryInterval)
-			unreachable = err
-		case lost:
-			s.due = [NumCalls]time.Time{}
+		}
+		if out == hung || out == lost {
 			unreachable = err
 		}
 	}
@@ -202,7 +202,7 @@ func (s *Sampler) read(ctx context.Context, c Call) (outcome, error) {
 	call, cancel := context.WithTimeoutCause(ctx, s.cfg.Timeout, noAnswer(s.cfg.Timeout))
 	defer cancel()
 	start := time.Now()
-	message, renewed, err := s.call(call, c)
+	message, err := s.call(call, c)
 	took := time.Since(start)
 	out := told
 	switch {
@@ -216,10 +216,6 @@ func (s *Sampler) read(ctx context.Context, c Call) (outcome, error) {
 		out = hung
 	default:
 		out = lost
-	}
-	if renewed {
-		// Whoever answers now has told us nothing yet.
-		s.due = [NumCalls]time.Time{}
 	}
 	s.metrics.calls[c].count(took, err)
 	if err != nil {
@@ -312,12 +308,4 @@ func (s *Sampler) Last() Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.last
-}
-
-// Close closes the connection. There must be no Sample during or after it; Last
-// goes on.
-func (s *Sampler) Close() {
-	if s.client != nil {
-		s.client.close()
-	}
 }

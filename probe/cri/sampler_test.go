@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -19,9 +18,8 @@ import (
 // script is a runtime without a socket: it answers by what the table says, and
 // notes when it was asked what.
 type script struct {
-	start   time.Time
-	asked   []string
-	renewed bool // the next answer comes over a new connection
+	start time.Time
+	asked []string
 
 	mu      sync.Mutex
 	answers map[Call]func(context.Context) ([]byte, error)
@@ -33,19 +31,13 @@ func (x *script) set(c Call, answer func(context.Context) ([]byte, error)) {
 	x.answers[c] = answer
 }
 
-func (x *script) call(ctx context.Context, c Call) ([]byte, bool, error) {
+func (x *script) call(ctx context.Context, c Call) ([]byte, error) {
 	x.asked = append(x.asked, fmt.Sprintf("%s %s", time.Since(x.start).Round(time.Millisecond), c))
-	renewed := x.renewed
-	x.renewed = false
 	x.mu.Lock()
 	answer := x.answers[c]
 	x.mu.Unlock()
-	message, err := answer(ctx)
-	return message, renewed, err
+	return answer(ctx)
 }
-
-// since returns what was asked from then on.
-func (x *script) since(n int) []string { return slices.Clone(x.asked[n:]) }
 
 func says(message []byte) func(context.Context) ([]byte, error) {
 	return func(context.Context) ([]byte, error) { return message, nil }
@@ -62,7 +54,7 @@ func hangs(ctx context.Context) ([]byte, error) {
 
 func newScript(t *testing.T, cfg Config) (*Sampler, *script) {
 	t.Helper()
-	x := &script{start: time.Now(), renewed: true, answers: map[Call]func(context.Context) ([]byte, error){
+	x := &script{start: time.Now(), answers: map[Call]func(context.Context) ([]byte, error){
 		CallStatus: says(statusMessage), CallVersion: says(versionMessage),
 		CallImageFsInfo: says(filesystemsMessage), CallListImages: says(imagesMessage),
 	}}
@@ -76,8 +68,8 @@ var errLost = errors.New("connect: connection refused")
 
 // When each call is made, by what becomes of the others.
 func TestSchedule(t *testing.T) {
-	answers := func(change func(a map[Call]func(context.Context) ([]byte, error))) func(*script) {
-		return func(x *script) { change(x.answers) }
+	answer := func(c Call, answer func(context.Context) ([]byte, error)) func(*script) {
+		return func(x *script) { x.set(c, answer) }
 	}
 	for name, test := range map[string]struct {
 		change func(*script)
@@ -87,45 +79,47 @@ func TestSchedule(t *testing.T) {
 		"healthy": {
 			func(*script) {}, 65 * time.Second,
 			`0s Status, 0s Version, 0s ImageFsInfo, 0s ListImages, 10s Status, 20s Status, 30s Status, 40s Status, 50s Status,
-			1m0s Status, 1m0s ImageFsInfo, 1m0s ListImages`,
+			1m0s Status, 1m0s Version, 1m0s ImageFsInfo, 1m0s ListImages`,
 		},
 		"not there": {
-			answers(func(a map[Call]func(context.Context) ([]byte, error)) { a[CallStatus] = fails(errLost) }), 30 * time.Second,
+			answer(CallStatus, fails(errLost)), 30 * time.Second,
 			`0s Status, 500ms Status, 1.5s Status, 3.5s Status, 7.5s Status, 15.5s Status, 25.5s Status`,
 		},
+		"comes": {
+			func(x *script) {
+				x.set(CallStatus, fails(errLost))
+				time.AfterFunc(5*time.Second, func() { x.set(CallStatus, says(statusMessage)) })
+			}, 20 * time.Second,
+			`0s Status, 500ms Status, 1.5s Status, 3.5s Status, 7.5s Status, 7.5s Version, 7.5s ImageFsInfo, 7.5s ListImages,
+			17.5s Status`,
+		},
 		"hung": {
-			answers(func(a map[Call]func(context.Context) ([]byte, error)) { a[CallStatus] = hangs }), 30 * time.Second,
+			answer(CallStatus, hangs), 30 * time.Second,
 			`0s Status, 10.5s Status, 21.5s Status`,
 		},
 		"refuses": {
-			answers(func(a map[Call]func(context.Context) ([]byte, error)) {
-				a[CallStatus] = fails(&statusError{code: 2})
-			}), 2 * time.Second,
+			answer(CallStatus, fails(&statusError{code: 2})), 2 * time.Second,
 			`0s Status, 0s Version, 0s ImageFsInfo, 0s ListImages, 500ms Status, 1.5s Status`,
 		},
+		"version hangs": {
+			answer(CallVersion, hangs), 45 * time.Second,
+			`0s Status, 0s Version, 20s Status, 20s ImageFsInfo, 20s ListImages, 30s Status, 30s Version`,
+		},
 		"images hang": {
-			answers(func(a map[Call]func(context.Context) ([]byte, error)) { a[CallListImages] = hangs }), 65 * time.Second,
-			`0s Status, 0s Version, 0s ImageFsInfo, 0s ListImages, 20s Status, 30s Status, 30s ListImages,
-			50s Status, 1m0s Status, 1m0s ImageFsInfo, 1m0s ListImages`,
+			answer(CallListImages, hangs), 55 * time.Second,
+			`0s Status, 0s Version, 0s ImageFsInfo, 0s ListImages, 20s Status, 30s Status, 30s ListImages, 50s Status`,
 		},
 		"filesystems hang": {
-			answers(func(a map[Call]func(context.Context) ([]byte, error)) { a[CallImageFsInfo] = hangs }), 45 * time.Second,
+			answer(CallImageFsInfo, hangs), 45 * time.Second,
 			`0s Status, 0s Version, 0s ImageFsInfo, 20s Status, 20s ListImages, 30s Status, 30s ImageFsInfo`,
 		},
 		"filesystems are refused": {
-			answers(func(a map[Call]func(context.Context) ([]byte, error)) {
-				a[CallImageFsInfo] = fails(&statusError{code: 12})
-			}), 35 * time.Second,
+			answer(CallImageFsInfo, fails(&statusError{code: 12})), 35 * time.Second,
 			`0s Status, 0s Version, 0s ImageFsInfo, 0s ListImages, 10s Status, 20s Status, 30s Status, 30s ImageFsInfo`,
 		},
 		"lost in between": {
-			answers(func(a map[Call]func(context.Context) ([]byte, error)) {
-				a[CallListImages] = func(context.Context) ([]byte, error) {
-					a[CallListImages] = says(imagesMessage)
-					return nil, errLost
-				}
-			}), 15 * time.Second,
-			`0s Status, 0s Version, 0s ImageFsInfo, 0s ListImages, 10s Status, 10s Version, 10s ImageFsInfo, 10s ListImages`,
+			answer(CallListImages, fails(errLost)), 15 * time.Second,
+			`0s Status, 0s Version, 0s ImageFsInfo, 0s ListImages, 10s Status, 10s Version, 10s ListImages`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -158,31 +152,8 @@ func TestScheduleCounts(t *testing.T) {
 			_, call, _ := strings.Cut(asked, " ")
 			counts[call]++
 		}
-		want := map[string]int{"Status": 61, "Version": 3, "ImageFsInfo": 11, "ListImages": 11}
+		want := map[string]int{"Status": 61, "Version": 11, "ImageFsInfo": 11, "ListImages": 11}
 		if diff := cmp.Diff(want, counts); diff != "" {
-			t.Error(diff)
-		}
-	})
-}
-
-// A new connection makes everything due, which then keeps to its interval.
-func TestRenewedConnection(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s, x := newScript(t, Config{})
-		s.Sample(t.Context())
-		time.Sleep(10 * time.Second)
-		n := len(x.asked)
-		x.renewed = true
-		s.Sample(t.Context())
-		want := []string{"10s Status", "10s Version", "10s ImageFsInfo", "10s ListImages"}
-		if diff := cmp.Diff(want, x.since(n)); diff != "" {
-			t.Error(diff)
-		}
-		time.Sleep(time.Minute)
-		n = len(x.asked)
-		s.Sample(t.Context())
-		want = []string{"1m10s Status", "1m10s ImageFsInfo", "1m10s ListImages"}
-		if diff := cmp.Diff(want, x.since(n)); diff != "" {
 			t.Error(diff)
 		}
 	})
