@@ -28,6 +28,10 @@ func TestDecode(t *testing.T) {
 			call: CallVersion, message: join(num(2, 1), str(3, "1"), protowire.AppendFixed32(protowire.AppendTag(nil, 4, protowire.Fixed32Type), 1)),
 			want: Snapshot{Version: Version{RuntimeVersion: "1"}},
 		},
+		"messages of other types": {
+			call: CallImageFsInfo, message: join(num(2, 1), msg(1, str(1, "1"), num(2, 1), num(3, 1), num(4, 1))),
+			want: Snapshot{ImageFilesystems: []Filesystem{{}}},
+		},
 		"unknown fields": {
 			call: CallVersion, message: join(num(99, 1), str(98, "\xff"), group(97, str(3, "no")), str(3, "1")),
 			want: Snapshot{Version: Version{RuntimeVersion: "1"}},

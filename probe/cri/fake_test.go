@@ -63,6 +63,8 @@ func startRuntime(t testing.TB, path string, answers map[Call]http.HandlerFunc) 
 	protocols := new(http.Protocols)
 	protocols.SetUnencryptedHTTP2(true)
 	r.server = &http.Server{
+		// It does not remember the headers of earlier calls.
+		HTTP2:   &http.HTTP2Config{MaxDecoderHeaderTableSize: 1},
 		Handler: r, Protocols: protocols, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo),
 		ConnState: func(_ net.Conn, state http.ConnState) {
 			if state == http.StateNew {
