@@ -6,6 +6,7 @@ replace github.com/nodeprobe/nodeprobe => ../
 
 require (
 	github.com/godbus/dbus/v5 v5.2.4
+	github.com/google/go-cmp v0.7.0
 	github.com/nodeprobe/nodeprobe v0.0.0-00010101000000-000000000000
 	golang.org/x/sys v0.49.0
 	k8s.io/api v0.37.2
@@ -13,6 +14,8 @@ require (
 	k8s.io/client-go v0.37.2
 	sigs.k8s.io/yaml v1.6.0
 )
+
+require google.golang.org/genproto/googleapis/rpc v0.0.0-20260526163538-3dc84a4a5aaa // indirect
 
 require (
 	github.com/beorn7/perks v1.0.1 // indirect
@@ -55,9 +58,11 @@ require (
 	golang.org/x/term v0.47.0 // indirect
 	golang.org/x/text v0.42.0 // indirect
 	golang.org/x/time v0.15.0 // indirect
-	google.golang.org/protobuf v1.36.12 // indirect
+	google.golang.org/grpc v1.83.2
+	google.golang.org/protobuf v1.36.12
 	gopkg.in/evanphx/json-patch.v4 v4.13.0 // indirect
 	gopkg.in/inf.v0 v0.9.1 // indirect
+	k8s.io/cri-api v0.37.2
 	k8s.io/klog/v2 v2.140.0 // indirect
 	k8s.io/kube-openapi v0.0.0-20260721132016-d427ff9ee9ad // indirect
 	k8s.io/utils v0.0.0-20260626114624-be93311217bd // indirect

@@ -1,0 +1,76 @@
+package cri
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// methods are the calls as HTTP/2 paths.
+var methods = [NumCalls]string{
+	CallStatus:      "/runtime.v1.RuntimeService/Status",
+	CallVersion:     "/runtime.v1.RuntimeService/Version",
+	CallImageFsInfo: "/runtime.v1.ImageService/ImageFsInfo",
+	CallListImages:  "/runtime.v1.ImageService/ListImages",
+}
+
+// maxSocketPath is what fits into the address of a socket, with its final NUL.
+const maxSocketPath = 107
+
+// socketPath returns where an endpoint's socket is.
+func socketPath(endpoint string) (string, error) {
+	path := strings.TrimPrefix(endpoint, "unix://")
+	switch {
+	case !filepath.IsAbs(path):
+		return "", fmt.Errorf("%q is neither unix:// with an absolute path nor such a path alone", endpoint)
+	case len(path) > maxSocketPath:
+		return "", fmt.Errorf("%q has a path of %d bytes; a socket's has at most %d", endpoint, len(path), maxSocketPath)
+	}
+	return path, nil
+}
+
+// client makes calls, over a connection that it makes for the first of them and
+// keeps until close.
+type client struct {
+	path    string
+	conn    *conn  // nil if there is none
+	dialled func() // called at each attempt to connect
+}
+
+func (c *client) call(ctx context.Context, call Call) ([]byte, error) {
+	if c.conn == nil {
+		c.dialled()
+		conn, err := dial(ctx, c.path)
+		if err != nil {
+			return nil, dialError(ctx, c.path, err)
+		}
+		c.conn = conn
+	}
+	return c.conn.call(ctx, methods[call])
+}
+
+func (c *client) close() {
+	if c.conn != nil {
+		c.conn.close()
+		c.conn = nil
+	}
+}
+
+// dialError says what is in the way of connecting, without the path, which the
+// endpoint tells already.
+func dialError(ctx context.Context, path string, err error) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if info, statErr := os.Stat(path); statErr == nil && info.Mode().Type() != os.ModeSocket {
+		return errors.New("it is not a socket")
+	}
+	if op, ok := errors.AsType[*net.OpError](err); ok {
+		return op.Err
+	}
+	return err
+}

@@ -1,0 +1,290 @@
+package cri
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// script is a runtime without a socket: it answers by what the table says, and
+// notes when it was asked what.
+type script struct {
+	start time.Time
+	asked []string
+
+	mu      sync.Mutex
+	answers map[Call]func(context.Context) ([]byte, error)
+}
+
+func (x *script) set(c Call, answer func(context.Context) ([]byte, error)) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.answers[c] = answer
+}
+
+func (x *script) call(ctx context.Context, c Call) ([]byte, error) {
+	x.asked = append(x.asked, fmt.Sprintf("%s %s", time.Since(x.start).Round(time.Millisecond), c))
+	x.mu.Lock()
+	answer := x.answers[c]
+	x.mu.Unlock()
+	return answer(ctx)
+}
+
+func says(message []byte) func(context.Context) ([]byte, error) {
+	return func(context.Context) ([]byte, error) { return message, nil }
+}
+
+func fails(err error) func(context.Context) ([]byte, error) {
+	return func(context.Context) ([]byte, error) { return nil, err }
+}
+
+func hangs(ctx context.Context) ([]byte, error) {
+	<-ctx.Done()
+	return nil, context.Cause(ctx)
+}
+
+func newScript(t *testing.T, cfg Config) (*Sampler, *script) {
+	t.Helper()
+	x := &script{start: time.Now(), answers: map[Call]func(context.Context) ([]byte, error){
+		CallStatus: says(statusMessage), CallVersion: says(versionMessage),
+		CallImageFsInfo: says(filesystemsMessage), CallListImages: says(imagesMessage),
+	}}
+	cfg.Endpoint = "unix:///run/x.sock"
+	s := newSampler(t, cfg)
+	s.call = x.call
+	return s, x
+}
+
+var errLost = errors.New("connect: connection refused")
+
+// When each call is made, by what becomes of the others.
+func TestSchedule(t *testing.T) {
+	answer := func(c Call, answer func(context.Context) ([]byte, error)) func(*script) {
+		return func(x *script) { x.set(c, answer) }
+	}
+	for name, test := range map[string]struct {
+		change func(*script)
+		run    time.Duration
+		want   string
+	}{
+		"healthy": {
+			func(*script) {}, 65 * time.Second,
+			`0s Status, 0s Version, 0s ImageFsInfo, 0s ListImages, 10s Status, 20s Status, 30s Status, 40s Status, 50s Status,
+			1m0s Status, 1m0s Version, 1m0s ImageFsInfo, 1m0s ListImages`,
+		},
+		"not there": {
+			answer(CallStatus, fails(errLost)), 30 * time.Second,
+			`0s Status, 500ms Status, 1.5s Status, 3.5s Status, 7.5s Status, 15.5s Status, 25.5s Status`,
+		},
+		"comes": {
+			func(x *script) {
+				x.set(CallStatus, fails(errLost))
+				time.AfterFunc(5*time.Second, func() { x.set(CallStatus, says(statusMessage)) })
+			}, 20 * time.Second,
+			`0s Status, 500ms Status, 1.5s Status, 3.5s Status, 7.5s Status, 7.5s Version, 7.5s ImageFsInfo, 7.5s ListImages,
+			17.5s Status`,
+		},
+		"hung": {
+			answer(CallStatus, hangs), 30 * time.Second,
+			`0s Status, 10.5s Status, 21.5s Status`,
+		},
+		"refuses": {
+			answer(CallStatus, fails(&statusError{code: 2})), 2 * time.Second,
+			`0s Status, 0s Version, 0s ImageFsInfo, 0s ListImages, 500ms Status, 1.5s Status`,
+		},
+		"version hangs": {
+			answer(CallVersion, hangs), 45 * time.Second,
+			`0s Status, 0s Version, 20s Status, 20s ImageFsInfo, 20s ListImages, 30s Status, 30s Version`,
+		},
+		"images hang": {
+			answer(CallListImages, hangs), 55 * time.Second,
+			`0s Status, 0s Version, 0s ImageFsInfo, 0s ListImages, 20s Status, 30s Status, 30s ListImages, 50s Status`,
+		},
+		"filesystems hang": {
+			answer(CallImageFsInfo, hangs), 45 * time.Second,
+			`0s Status, 0s Version, 0s ImageFsInfo, 20s Status, 20s ListImages, 30s Status, 30s ImageFsInfo`,
+		},
+		"filesystems are refused": {
+			answer(CallImageFsInfo, fails(&statusError{code: 12})), 35 * time.Second,
+			`0s Status, 0s Version, 0s ImageFsInfo, 0s ListImages, 10s Status, 20s Status, 30s Status, 30s ImageFsInfo`,
+		},
+		"lost in between": {
+			answer(CallListImages, fails(errLost)), 15 * time.Second,
+			`0s Status, 0s Version, 0s ImageFsInfo, 0s ListImages, 10s Status, 10s Version, 10s ListImages`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, x := newScript(t, Config{})
+				test.change(x)
+				ctx, cancel := context.WithTimeout(t.Context(), test.run)
+				defer cancel()
+				if err := s.Run(ctx, nil); !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("Run returns %v", err)
+				}
+				want := strings.Split(strings.Join(strings.Fields(test.want), " "), ", ")
+				if diff := cmp.Diff(want, x.asked); diff != "" {
+					t.Error(diff)
+				}
+			})
+		})
+	}
+}
+
+// What ten minutes cost a healthy runtime.
+func TestScheduleCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, x := newScript(t, Config{})
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute+time.Second)
+		defer cancel()
+		s.Run(ctx, nil)
+		counts := map[string]int{}
+		for _, asked := range x.asked {
+			_, call, _ := strings.Cut(asked, " ")
+			counts[call]++
+		}
+		want := map[string]int{"Status": 61, "Version": 11, "ImageFsInfo": 11, "ListImages": 11}
+		if diff := cmp.Diff(want, counts); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// What was told stays when a call fails, with its age and the error; each part
+// for itself.
+func TestFailureKeepsWhatIsKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for c := range Call(NumCalls) {
+			s, x := newScript(t, Config{ImageInterval: time.Second})
+			before := *s.Sample(t.Context())
+			time.Sleep(6 * time.Minute)
+			x.answers[c] = says([]byte{0xff})
+			after := *s.Sample(t.Context())
+			for other, read := range after.Reads {
+				was := before.Reads[other]
+				if failed := Call(other) == c; failed != (read.Err != nil) || failed != read.Time.Equal(was.Time) {
+					t.Errorf("%s fails; %s: %+v", c, Call(other), read)
+				}
+			}
+			before.Reads, after.Reads = [NumCalls]Read{}, [NumCalls]Read{}
+			if c == CallStatus != before.LastReady.Equal(after.LastReady) {
+				t.Errorf("%s fails; last ready %s", c, after.LastReady)
+			}
+			before.LastReady = after.LastReady
+			if diff := cmp.Diff(before, after); diff != "" {
+				t.Errorf("%s fails: %s", c, diff)
+			}
+		}
+	})
+}
+
+// Changed is called when something is news, and only then.
+func TestChanged(t *testing.T) {
+	notReady := join(msg(1, condition("RuntimeReady", false, "Stopping", ""), condition("NetworkReady", true, "", "")))
+	synctest.Test(t, func(t *testing.T) {
+		s, x := newScript(t, Config{})
+		var changes []string
+		note := func() { changes = append(changes, time.Since(x.start).String()) }
+		after := func(d time.Duration, c Call, answer func(context.Context) ([]byte, error)) {
+			time.AfterFunc(d, func() { x.set(c, answer) })
+		}
+		after(95*time.Second, CallStatus, says(notReady))
+		after(115*time.Second, CallStatus, fails(&statusError{code: 2, message: "a"}))
+		after(116*time.Second, CallStatus, fails(&statusError{code: 2, message: "b"}))
+		after(125*time.Second, CallStatus, says(notReady))
+		after(155*time.Second, CallImageFsInfo, says(join(
+			msg(1, msg(2, str(1, "/var/lib/images")), msg(3, num(1, 1))), msg(2, msg(2, str(1, "/var/lib/layers"))),
+		)))
+		after(215*time.Second, CallListImages, says(nil))
+		after(275*time.Second, CallImageFsInfo, says(nil))
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
+		defer cancel()
+		s.Run(ctx, note)
+		// After a failure the attempts come at 120 s, 120.5, 121.5, 123.5 and 127.5.
+		want := []string{"0s", "1m40s", "2m0s", "2m7.5s", "4m7.5s", "5m7.5s"}
+		if diff := cmp.Diff(want, changes); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+func TestLogsOncePerChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		s, x := newScript(t, Config{Logger: slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{
+			ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+				if a.Key == slog.TimeKey {
+					return slog.Attr{}
+				}
+				return a
+			},
+		}))})
+		sample := func(n int, status func(context.Context) ([]byte, error)) {
+			x.answers[CallStatus] = status
+			for range n {
+				s.Sample(t.Context())
+				time.Sleep(10 * time.Second)
+			}
+		}
+		sample(3, says(statusMessage))
+		sample(3, fails(errLost))
+		sample(3, fails(errors.New("another"))) // too soon
+		sample(10, fails(errLost))
+		sample(3, hangs)
+		sample(2, says(statusMessage))
+		want := `level=WARN msg="container runtime does not answer" err="call Status of unix:///run/x.sock: connect: connection refused"
+level=WARN msg="container runtime does not answer" err="call Status of unix:///run/x.sock: no answer within 10s"
+level=INFO msg="container runtime answers again" call=Status endpoint=unix:///run/x.sock
+`
+		if diff := cmp.Diff(want, log.String()); diff != "" {
+			t.Error(diff)
+		}
+	})
+}
+
+// A node need not have a runtime.
+func TestNoRuntime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSampler(t, Config{})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		if err := s.Run(ctx, func() { t.Error("something has changed") }); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Run returns %v", err)
+		}
+		last := s.Last()
+		if diff := cmp.Diff(Snapshot{}, last); diff != "" {
+			t.Error(diff)
+		}
+		if err := last.Unready(time.Now()); err != nil {
+			t.Errorf("the node is not ready for want of a runtime: %v", err)
+		}
+	})
+}
+
+func TestBadConfig(t *testing.T) {
+	for _, test := range []struct {
+		cfg  Config
+		want string
+	}{
+		{Config{Endpoint: "run/x.sock"}, `Endpoint: "run/x.sock" is neither unix:// with an absolute path nor such a path alone`},
+		{Config{Endpoint: "tcp://127.0.0.1:1"}, `Endpoint: "tcp://127.0.0.1:1" is neither`},
+		{Config{Endpoint: "unix://"}, `Endpoint: "unix://" is neither`},
+		{Config{Endpoint: "unix:///" + strings.Repeat("x", 107)}, "has a path of 108 bytes; a socket's has at most 107"},
+		{Config{Interval: -1}, "Interval: -1ns is negative"},
+		{Config{ImageInterval: -1}, "ImageInterval: -1ns is negative"},
+		{Config{Timeout: -1}, "Timeout: -1ns is negative"},
+	} {
+		if _, err := New(test.cfg); err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%+v: %v; want %s", test.cfg, err, test.want)
+		}
+	}
+}

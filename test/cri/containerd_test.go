@@ -1,0 +1,205 @@
+package cri
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/nodeprobe/nodeprobe/probe/cri"
+	"github.com/nodeprobe/nodeprobe/test/need"
+	"github.com/nodeprobe/nodeprobe/test/process"
+)
+
+// startContainerd runs containerd with everything of its own in dir, and returns
+// when it serves dir/sock. The caller stops it.
+func startContainerd(t testing.TB, dir string) *process.Process {
+	t.Helper()
+	need.Root(t)
+	need.Command(t, "containerd", "containerd")
+	config := filepath.Join(dir, "config.toml")
+	err := os.WriteFile(config, fmt.Appendf(nil, `version = 2
+root = "%[1]s/root"
+state = "%[1]s/state"
+[grpc]
+address = "%[1]s/sock"
+[plugins."io.containerd.grpc.v1.cri".cni]
+bin_dir = "%[1]s/cni/bin"
+conf_dir = "%[1]s/cni/net.d"
+`, dir), 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := process.Start(process.Spec{Path: "containerd", Args: []string{"--config", config}, LogFile: filepath.Join(dir, "log")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { p.Stop(5 * time.Second) })
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	s := newSampler(t, filepath.Join(dir, "sock"))
+	err = p.WaitReady(ctx, func(ctx context.Context) error { return s.Sample(ctx).Reads[cri.CallStatus].Err })
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// asked asks a runtime with the generated code.
+func asked(t testing.TB, path string) answers {
+	t.Helper()
+	connection, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer connection.Close()
+	runtime, image := runtimeapi.NewRuntimeServiceClient(connection), runtimeapi.NewImageServiceClient(connection)
+	var a answers
+	var errs [4]error
+	a.version, errs[0] = runtime.Version(t.Context(), &runtimeapi.VersionRequest{})
+	a.status, errs[1] = runtime.Status(t.Context(), &runtimeapi.StatusRequest{})
+	a.images, errs[2] = image.ListImages(t.Context(), &runtimeapi.ListImagesRequest{})
+	a.filesystems, errs[3] = image.ImageFsInfo(t.Context(), &runtimeapi.ImageFsInfoRequest{})
+	if err := errors.Join(errs[:]...); err != nil {
+		t.Fatal(err)
+	}
+	return a
+}
+
+// TestContainerd compares what the product and the generated code read of a real
+// runtime, and has it hang, die and come back.
+func TestContainerd(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "sock")
+	containerd := startContainerd(t, dir)
+	s, err := cri.New(cri.Config{Endpoint: path, ImageInterval: time.Nanosecond, Timeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	importImages(t, path, 7)
+	a := asked(t, path)
+	if len(a.images.Images) != 7 {
+		t.Fatalf("containerd lists %d images", len(a.images.Images))
+	}
+	got := *mustRead(t, s)
+	// The time is that of the snapshotter's last look at its figures, at each of
+	// which it makes a new one.
+	options := gocmp.Options{
+		cmpopts.EquateEmpty(), cmpopts.IgnoreFields(cri.Snapshot{}, "Reads", "Endpoint", "LastReady"),
+		cmpopts.IgnoreFields(cri.Filesystem{}, "Time"),
+	}
+	if diff := gocmp.Diff(expected(a), got, options); diff != "" {
+		t.Error(diff)
+	}
+	t.Logf("%s %s, %v, %v, %d images on %s", got.Version.RuntimeName, got.Version.RuntimeVersion, got.Status.Runtime, got.Status.Network,
+		len(got.Images), got.ImageFilesystems[0].Mountpoint)
+	if err := got.Unready(time.Now()); err == nil || !strings.HasPrefix(err.Error(), "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady") {
+		t.Errorf("without CNI: %v", err)
+	}
+
+	signal := func(sig os.Signal) {
+		t.Helper()
+		if err := containerd.Signal(sig); err != nil {
+			t.Fatal(err)
+		}
+	}
+	signal(syscall.SIGSTOP)
+	err = s.Sample(t.Context()).Reads[cri.CallStatus].Err
+	signal(syscall.SIGCONT)
+	if err == nil || !strings.HasSuffix(err.Error(), "no answer within 1s") {
+		t.Errorf("while it hangs: %v", err)
+	}
+	mustRead(t, s)
+
+	signal(syscall.SIGKILL)
+	<-containerd.Exited()
+	err = s.Sample(t.Context()).Reads[cri.CallStatus].Err
+	if err == nil || !strings.HasSuffix(err.Error(), "connect: connection refused") {
+		t.Errorf("when it is dead: %v", err)
+	}
+	startContainerd(t, dir)
+	again := *mustRead(t, s)
+	options = append(options, cmpopts.IgnoreFields(cri.Filesystem{}, "Bytes", "Inodes"))
+	if diff := gocmp.Diff(got, again, options); diff != "" {
+		t.Errorf("after a restart: %s", diff)
+	}
+}
+
+// importImages gives containerd some images, which are nothing but names and a
+// configuration.
+func importImages(t testing.TB, path string, n int) {
+	t.Helper()
+	var archive bytes.Buffer
+	w := tar.NewWriter(&archive)
+	add := func(name string, content []byte) {
+		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: int64(len(content))}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(content); err != nil {
+			t.Fatal(err)
+		}
+	}
+	type manifest struct {
+		Config   string
+		RepoTags []string
+		Layers   []string
+	}
+	layer := make([]byte, 1024) // an empty archive
+	add("layer.tar", layer)
+	var manifests []manifest
+	for i := range n {
+		config := fmt.Appendf(nil, `{"architecture":"amd64","os":"linux","author":"%d","rootfs":{"type":"layers","diff_ids":["sha256:%x"]}}`,
+			i, sha256.Sum256(layer))
+		m := manifest{Config: fmt.Sprintf("%x.json", sha256.Sum256(config)), Layers: []string{"layer.tar"}}
+		for tag := range i%3 + 1 {
+			m.RepoTags = append(m.RepoTags, fmt.Sprintf("registry.example/team/name-%d:%d", i, tag))
+		}
+		add(m.Config, config)
+		manifests = append(manifests, m)
+	}
+	index, err := json.Marshal(manifests)
+	if err != nil {
+		t.Fatal(err)
+	}
+	add("manifest.json", index)
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	ctr := exec.CommandContext(t.Context(), "ctr", "--address", path, "--namespace", "k8s.io", "images", "import", "--no-unpack", "--digests", "-")
+	ctr.Stdin = &archive
+	if out, err := ctr.CombinedOutput(); err != nil {
+		t.Fatalf("import images: %v\n%s", err, out)
+	}
+	// containerd's CRI hears of them a little later.
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	s := newSampler(t, path)
+	for {
+		got := len(mustRead(t, s).Images)
+		if got >= n {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("containerd lists %d images of %d", got, n)
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
