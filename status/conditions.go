@@ -97,7 +97,7 @@ func readyCondition(localStorage bool, facts *Facts, now time.Time) Setter {
 			Reason: "KubeletReady", Message: "kubelet is posting ready status",
 			LastHeartbeatTime: metav1.NewTime(now), LastTransitionTime: metav1.NewTime(now),
 		}
-		if problems := aggregate(facts.Unhealthy, missingCapacity(node, localStorage)); problems != "" {
+		if problems := aggregate(facts.Runtime.unready(), facts.Unhealthy, missingCapacity(node, localStorage)); problems != "" {
 			ready.Status, ready.Reason, ready.Message = v1.ConditionFalse, "KubeletNotReady", problems
 		}
 		// Unlike the pressure conditions this one is replaced as a whole: its

@@ -33,6 +33,8 @@ type Facts struct {
 	Snapshot probe.Snapshot
 	// Verdicts are the evaluator's, one per condition.
 	Verdicts [pressure.NumConditions]pressure.Verdict
+	// Runtime is what the container runtime tells; nil on a node without one.
+	Runtime *Runtime
 	// Unhealthy is why this process cannot vouch for the node, or nil.
 	Unhealthy error
 	// Urgent says that a change must not wait for its turn: there may be none.
@@ -46,8 +48,12 @@ func setters(cfg *Config, facts *Facts, now time.Time) []Setter {
 		nodeAddress(cfg.Addresses),
 		machineInfo(&cfg.Resources, facts),
 		versionInfo(cfg.KubeletVersion, facts),
+		runtimeVersion(facts),
 		daemonEndpoints(cfg.Port),
+		images(facts),
 		goRuntime(),
+		runtimeHandlers(facts),
+		nodeFeatures(facts),
 	}
 	for i := range facts.Verdicts {
 		pipeline = append(pipeline, pressureCondition(&facts.Verdicts[i], now))

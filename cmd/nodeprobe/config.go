@@ -59,6 +59,8 @@ type config struct {
 	SystemReserved                map[string]string `yaml:"systemReserved"`
 	KubeReserved                  map[string]string `yaml:"kubeReserved"`
 	LocalStorageCapacityIsolation bool              `yaml:"localStorageCapacityIsolation"`
+	ContainerRuntimeEndpoint      string            `yaml:"containerRuntimeEndpoint"`
+	NodeStatusMaxImages           int32             `yaml:"nodeStatusMaxImages"`
 	KubeletVersion                string            `yaml:"kubeletVersion"`
 	Port                          int32             `yaml:"port"`
 	ShutdownGracePeriod           time.Duration     `yaml:"shutdownGracePeriod"`

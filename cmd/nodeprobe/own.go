@@ -15,6 +15,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/heartbeat"
 	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/cri"
 	"github.com/nodeprobe/nodeprobe/status"
 )
 
@@ -26,6 +27,8 @@ type owner struct {
 	recorder    *status.Recorder
 	heartbeater *heartbeat.Heartbeater
 	shutdown    *shutdownWatcher // nil unless it is asked for
+	runtime     *cri.Sampler
+	mostImages  int
 
 	nodeName  string
 	resources *status.Resources
@@ -45,12 +48,15 @@ func newOwner(cfg *config, p *policy, paths paths, sampler *probe.Sampler, monit
 	o := &owner{
 		client: client, guard: newGuard(duration, log, reg),
 		nodeName: p.nodeName, resources: &p.resources, lastWord: cfg.LastWord,
-		monitor: monitor, sampler: sampler, log: log,
+		monitor: monitor, sampler: sampler, mostImages: int(cfg.NodeStatusMaxImages), log: log,
+	}
+	if o.runtime, err = newRuntime(cfg, paths, log, reg); err != nil {
+		return nil, err
 	}
 	statusCfg := nodeConfig(cfg, p)
 	statusCfg.Nodes = client.nodes
 	statusCfg.Timeout = min(10*time.Second, duration)
-	statusCfg.Facts = monitor.facts
+	statusCfg.Facts = o.facts
 	statusCfg.Adopt = monitor.adopt
 	statusCfg.Allow = o.guard.allow
 	statusCfg.Record = o.record
@@ -111,9 +117,18 @@ func (o *owner) start(ctx context.Context, tasks *errgroup.Group) {
 	tasks.Go(func() error { return o.updater.Run(ctx) })
 	tasks.Go(func() error { return o.heartbeater.Run(ctx) })
 	tasks.Go(func() error { return o.recorder.Run(ctx) })
+	tasks.Go(func() error { return o.runtime.Run(ctx, o.updater.Wake) })
 	if o.shutdown != nil {
 		tasks.Go(func() error { return o.shutdown.Run(ctx) })
 	}
+}
+
+// facts is what a status is made from.
+func (o *owner) facts() status.Facts {
+	facts := o.monitor.facts()
+	runtime := o.runtime.Last()
+	facts.Runtime = runtimeFacts(&runtime, o.mostImages, time.Now())
+	return facts
 }
 
 // readyChecks say whether the API server hears of us.

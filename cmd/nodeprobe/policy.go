@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	utilversion "k8s.io/apimachinery/pkg/util/version"
 
+	"github.com/nodeprobe/nodeprobe/probe/cri"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 	"github.com/nodeprobe/nodeprobe/status"
 )
@@ -66,6 +67,8 @@ func (c *config) policy() (*policy, []problem) {
 	check("nodeStatusUpdateFrequency", "", atLeast(c.NodeStatusUpdateFrequency, time.Second))
 	check("nodeStatusReportFrequency", "", atLeast(c.NodeStatusReportFrequency, time.Second))
 	check("nodeLeaseDurationSeconds", "", atLeast(c.NodeLeaseDurationSeconds, 1))
+	check("containerRuntimeEndpoint", "", socket(c.ContainerRuntimeEndpoint))
+	check("nodeStatusMaxImages", "", atLeast(c.NodeStatusMaxImages, -1))
 	check("shutdownGracePeriod", "", between(c.ShutdownGracePeriod, 0, time.Hour))
 	check("maxPods", "", atLeast(c.MaxPods, 0))
 	check("podsPerCore", "", atLeast(c.PodsPerCore, 0))
@@ -221,6 +224,15 @@ func listenAddress(address string) error {
 		return fmt.Errorf("address %s: %q is not a port", address, port)
 	}
 	return nil
+}
+
+// socket checks the address of a socket; "" is none.
+func socket(endpoint string) error {
+	if endpoint == "" {
+		return nil
+	}
+	_, err := cri.New(cri.Config{Endpoint: endpoint}) // connects to nothing
+	return err
 }
 
 func absolute(path string) error {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/bpf"
 	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/cri"
 )
 
 func newPreflightCommand(p *paths) *cobra.Command {
@@ -37,7 +39,7 @@ line that says "fails" keeps nodeprobe from doing its work; one that says
 			if err := oneOf(output, "table", "json"); err != nil {
 				return &exitError{exitUsage, fmt.Errorf("--output: %w", err)}
 			}
-			findings, err := preflight(&cfg, *p)
+			findings, err := preflight(cmd.Context(), &cfg, *p)
 			if err != nil {
 				return &exitError{exitUsage, err}
 			}
@@ -75,7 +77,7 @@ type finding struct {
 
 // preflight looks at the machine by doing what run does: it attaches each
 // program and reads each file once.
-func preflight(cfg *config, paths paths) ([]finding, error) {
+func preflight(ctx context.Context, cfg *config, paths paths) ([]finding, error) {
 	sensor := bpf.Open(bpf.Options{Disabled: cfg.BPF == "off"})
 	defer sensor.Close()
 	sampler, err := probe.New(samplerConfig(cfg, paths, sensor, slog.New(slog.DiscardHandler), nil))
@@ -99,6 +101,13 @@ func preflight(cfg *config, paths paths) ([]finding, error) {
 	for _, source := range notifier.Sources() {
 		findings = append(findings, findNotification(source))
 	}
+	if cfg.ContainerRuntimeEndpoint != "" {
+		runtime, err := sampleRuntime(ctx, cfg, paths)
+		if err != nil {
+			return nil, err
+		}
+		findings = append(findings, findRuntime(runtime))
+	}
 	if cfg.BPF == "off" {
 		return append(findings, finding{"BPF programs", outcomeOff, bpf.ErrDisabled.Error(), "set bpf to auto"}), nil
 	}
@@ -118,6 +127,15 @@ func findNotification(s probe.NotifySource) finding {
 		f.Outcome, f.Detail, f.Remedy = outcomeOff, s.Err.Error(), "comes with a kubelet's pods, on cgroup v2"
 	default:
 		f.Outcome, f.Detail, f.Remedy = outcomeMissing, s.Err.Error(), s.Remedy
+	}
+	return f
+}
+
+// findRuntime says whether the container runtime answers.
+func findRuntime(s *cri.Snapshot) finding {
+	f := finding{What: "container runtime", Outcome: outcomeOK, Detail: s.Version.RuntimeName + " " + s.Version.RuntimeVersion + " at " + s.Endpoint}
+	if views := runtimeErrors(s); len(views) > 0 {
+		f.Outcome, f.Detail, f.Remedy = outcomeFails, views[0].Error, views[0].Remedy
 	}
 	return f
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/bpf"
 	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/cri"
 	"github.com/nodeprobe/nodeprobe/status"
 )
 
@@ -71,6 +72,11 @@ func snapshot(ctx context.Context, stdout, stderr io.Writer, cfg *config, p *pol
 		return err
 	}
 	facts := monitor.facts()
+	runtime, err := sampleRuntime(ctx, cfg, paths)
+	if err != nil {
+		return &exitError{exitUsage, err}
+	}
+	facts.Runtime = runtimeFacts(runtime, int(cfg.NodeStatusMaxImages), time.Now())
 
 	node, nodeErr := previewNode(ctx, cfg, p, &facts)
 	out := snapshotOutput{
@@ -78,6 +84,7 @@ func snapshot(ctx context.Context, stdout, stderr io.Writer, cfg *config, p *pol
 		Node:     node,
 	}
 	out.Snapshot.Errors = append(out.Snapshot.Errors, hookErrors(sensor.Hooks())...)
+	out.Snapshot.Errors = append(out.Snapshot.Errors, runtimeErrors(runtime)...)
 	if err := p.resources.Check(&facts.Snapshot.Capacity); err != nil {
 		out.Snapshot.Errors = append(out.Snapshot.Errors, errorView{Source: "resources", Error: err.Error()})
 	}
@@ -125,6 +132,30 @@ func previewNode(ctx context.Context, cfg *config, p *policy, facts *status.Fact
 	node, err := status.InitialNode(ctx, &nodeCfg, facts, facts.Snapshot.Time)
 	node.APIVersion, node.Kind = "v1", "Node"
 	return node, err
+}
+
+// sampleRuntime asks the container runtime once.
+func sampleRuntime(ctx context.Context, cfg *config, paths paths) (*cri.Snapshot, error) {
+	sampler, err := newRuntime(cfg, paths, slog.New(slog.DiscardHandler), nil)
+	if err != nil {
+		return nil, err
+	}
+	return sampler.Sample(ctx), nil
+}
+
+// runtimeErrors returns an entry for each call that the container runtime did not
+// answer.
+func runtimeErrors(s *cri.Snapshot) []errorView {
+	var views []errorView
+	for c, read := range s.Reads {
+		if read.Err != nil {
+			views = append(views, errorView{
+				Source: "runtime " + cri.Call(c).String(), Error: read.Err.Error(),
+				Remedy: "check containerRuntimeEndpoint, and that the runtime runs and lets us connect",
+			})
+		}
+	}
+	return views
 }
 
 // hookErrors returns an entry for each kernel signal that is missing although
