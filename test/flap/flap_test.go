@@ -2,9 +2,11 @@ package flap
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
+	"syscall"
 	"testing"
 	"time"
 
@@ -25,6 +27,8 @@ func TestMain(m *testing.M) {
 const (
 	// How long things dance.
 	largeFor, smallFor = time.Minute, 20 * time.Second
+	// overflowFor is long enough to fill the ring buffer, of some 1300 events.
+	overflowFor = 12 * time.Second
 	// noticed is how long a value may be under its limit before nodeprobe says
 	// so; posted is how long it may then take the API server to hear of it:
 	// until there is another token.
@@ -63,6 +67,7 @@ func TestLarge(t *testing.T) {
 	// The final state is told, whichever it is.
 	s.settle((*dancer).under)
 	s.settle((*dancer).over)
+	s.overflow()
 	s.stop()
 
 	most := mostPatches(end.Sub(begin))
@@ -84,6 +89,32 @@ func TestLarge(t *testing.T) {
 	}
 	s.checkWakeups("large", wakeups, total, largeFor)
 	s.checkDenial("large")
+}
+
+// overflow has the kernel report more than there is room for, while nodeprobe is
+// stopped. The last of it, which is lost, is the one that counts.
+func (s *stage) overflow() {
+	s.t.Helper()
+	const lost = "nodeprobe_bpf_lost_events_total"
+	before := s.metrics()[lost]
+	s.must(syscall.Kill(s.agent.PID(), syscall.SIGSTOP))
+	one := s.dancer("nodefs.available")
+	ctx, cancel := context.WithTimeout(s.t.Context(), overflowFor)
+	defer cancel()
+	_, err := one.dance(ctx, one.under(), one.over())
+	s.must(errors.Join(err, one.move(one.under())))
+	s.must(syscall.Kill(s.agent.PID(), syscall.SIGCONT))
+	s.settle(func(d *dancer) int64 {
+		if d == one {
+			return d.under()
+		}
+		return d.over()
+	})
+	n := s.metrics()[lost] - before
+	fmt.Printf("RESULT flap_lost=%.0f events\n", n)
+	if n == 0 {
+		s.t.Error("no event was lost")
+	}
 }
 
 // TestSmall has each value dance across its limit, but not so far up that the

@@ -256,6 +256,14 @@ func setUpNetwork() error {
 	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, ifr); err != nil {
 		return fmt.Errorf("set dummy0 up: %w", err)
 	}
+	lo, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	lo.SetUint16(unix.IFF_UP)
+	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo); err != nil {
+		return fmt.Errorf("set lo up: %w", err)
+	}
 	inet := func(a, b, c, d byte) unix.RawSockaddrInet4 {
 		return unix.RawSockaddrInet4{Family: unix.AF_INET, Addr: [4]byte{a, b, c, d}}
 	}

@@ -19,7 +19,7 @@ func payload(ctx context.Context, k kernel, root, scratch string) ([]file, error
 		return nil, err
 	}
 	// The tests start it to count forks.
-	files := []file{init, {name: truePath, from: init.from}}
+	files := []file{init, {name: truePath, from: init.from}, {name: trialPath, from: init.from}}
 	nodeprobe, test := filepath.Join(scratch, "nodeprobe"), filepath.Join(scratch, "bpf.test")
 	for _, args := range [][]string{
 		{"build", "-o", nodeprobe, "./cmd/nodeprobe"},

@@ -69,6 +69,9 @@ func (r *report) judge(ctx context.Context, res *results) error {
 	if err := r.judgeTests(ctx, res.files[outputName("bpf tests", "stdout")]); err != nil {
 		return err
 	}
+	for line := range strings.Lines(string(res.files[outputName("trial", "stdout")])) {
+		r.facts = append(r.facts, "trial: "+strings.TrimSpace(line))
+	}
 	r.table = string(res.files[outputName("preflight", "stdout")])
 	if err := r.judgePreflight(res.files[outputName("preflight json", "stdout")]); err != nil {
 		return err
