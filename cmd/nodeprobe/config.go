@@ -100,33 +100,45 @@ type setting struct {
 	target             func(*config) *string
 }
 
-// loadConfig reads a configuration file over the defaults, applies the flags'
-// settings and checks the result. An empty path is the defaults. The error has
-// one line for each problem, which names file, line and field.
-func loadConfig(path string, settings ...setting) (config, *policy, error) {
+// loadConfig reads a configuration file over the defaults, which a kubelet's
+// files may have changed, applies the flags' settings and checks the result. An
+// empty path is the defaults. The error has one line for each problem, which
+// names file, line and field.
+func loadConfig(path string, kubelet kubeletFiles, settings ...setting) (config, *policy, error) {
+	base, err := kubelet.load()
+	if err != nil {
+		return config{}, nil, err
+	}
 	if path == "" {
-		return settle("configuration", nil, defaults(), nil, settings)
+		return base.settle("configuration", nil, base.config, nil, settings)
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return config{}, nil, fmt.Errorf("read configuration: %w", err)
 	}
-	return parseConfig(path, data, settings...)
+	return base.parse(path, data, settings)
 }
 
-// parseConfig is loadConfig of a file's content.
+// parseConfig is loadConfig of a file's content, without a kubelet's.
 func parseConfig(path string, data []byte, settings ...setting) (config, *policy, error) {
-	c := defaults()
+	base := kubeletConfig{config: defaults()}
+	return base.parse(path, data, settings)
+}
+
+// parse reads our own file's content over what the kubelet's files came to.
+func (k *kubeletConfig) parse(path string, data []byte, settings []setting) (config, *policy, error) {
+	c := k.config
 	c.APIVersion, c.Kind = "", "" // a file must say itself what it is
 	root, problems := decodeStrictly(data, &c)
 	if root == nil { // nothing could be read, so there is nothing to check
-		return config{}, nil, joinProblems(path, problems)
+		return config{}, nil, k.join(path, append(k.problems, problems...))
 	}
-	return settle(path, root, c, problems, settings)
+	return k.settle(path, root, c, problems, settings)
 }
 
 // settle applies the settings to what was decoded, and checks it.
-func settle(path string, root *yaml.Node, c config, problems []problem, settings []setting) (config, *policy, error) {
+func (k *kubeletConfig) settle(path string, root *yaml.Node, c config, problems []problem, settings []setting) (config, *policy, error) {
+	problems = append(k.problems, problems...)
 	flags := map[string]string{}
 	for _, s := range settings {
 		*s.target(&c) = s.value
@@ -135,17 +147,18 @@ func settle(path string, root *yaml.Node, c config, problems []problem, settings
 	p, wrong := c.policy()
 	undecoded := problems
 	for _, w := range wrong {
+		if w.flag = flags[w.field]; w.flag == "" {
+			w.path, w.line = k.place(root, w.field, w.key)
+		}
 		if slices.ContainsFunc(undecoded, func(u problem) bool { return u.within(w) }) {
 			continue // one mistake, one line
 		}
-		if w.flag = flags[w.field]; w.flag == "" {
-			w.line = lineOf(root, w.field, w.key)
-		}
 		problems = append(problems, w)
 	}
-	if err := joinProblems(path, problems); err != nil {
+	if err := k.join(path, problems); err != nil {
 		return config{}, nil, err
 	}
+	p.remarks = append(k.remarks, k.differences(&c, root)...)
 	return c, p, nil
 }
 
@@ -154,6 +167,7 @@ type problem struct {
 	field string // "" for the whole file
 	key   string // of an entry of that map, or index in that list, or ""
 	err   error
+	path  string // of a kubelet's file; "" for our own
 	line  int    // 0 if the file does not have the field
 	flag  string // the flag that set the field, or ""
 }
@@ -168,7 +182,7 @@ func (p problem) name() string {
 
 // within says whether p is about the same field as other, or a part of it.
 func (p problem) within(other problem) bool {
-	return p.field == other.name() || strings.HasPrefix(p.field, other.name()+".")
+	return p.path == other.path && (p.field == other.name() || strings.HasPrefix(p.field, other.name()+"."))
 }
 
 // What is wrong may be a huge value, or all of a huge file.
@@ -177,21 +191,28 @@ const (
 	mostProblems = 50
 )
 
-// joinProblems makes one error of all of them, in the order of the file.
-func joinProblems(path string, problems []problem) error {
-	slices.SortStableFunc(problems, func(a, b problem) int { return cmp.Compare(a.line, b.line) })
+// join makes one error of all problems, in the order of the files, with our own,
+// at path, behind a kubelet's.
+func (k *kubeletConfig) join(path string, problems []problem) error {
+	order := map[string]int{"": len(k.documents)}
+	for i, doc := range k.documents {
+		order[doc.path] = i
+	}
+	slices.SortStableFunc(problems, func(a, b problem) int {
+		return cmp.Or(cmp.Compare(order[a.path], order[b.path]), cmp.Compare(a.line, b.line))
+	})
 	var errs []error
 	for i, p := range problems {
 		if i == mostProblems {
 			errs = append(errs, fmt.Errorf("%s: %d more problems", path, len(problems)-i))
 			break
 		}
-		place := path
+		place := cmp.Or(p.path, path)
 		switch {
 		case p.flag != "":
 			place = "--" + p.flag
 		case p.line > 0:
-			place = fmt.Sprintf("%s:%d", path, p.line)
+			place = fmt.Sprintf("%s:%d", place, p.line)
 		}
 		text := p.err.Error()
 		if name := p.name(); name != "" {

@@ -171,7 +171,7 @@ func TestNodeName(t *testing.T) {
 		t.Setenv("NODE_NAME", "wrong_env")
 		for path, load := range map[string]func() error{
 			"f":             func() error { _, _, err := parseConfig("f", []byte(header)); return err },
-			"configuration": func() error { _, _, err := loadConfig(""); return err },
+			"configuration": func() error { _, _, err := loadConfig("", kubeletFiles{}); return err },
 		} {
 			want := path + `: nodeName: environment variable NODE_NAME: "wrong_env" is not the name of a node: `
 			if err := load(); err == nil || !strings.HasPrefix(err.Error(), want) {

@@ -53,7 +53,7 @@ func (l *logBuffer) String() string {
 // testDaemon builds a daemon that observes a tree and is not started.
 func testDaemon(t *testing.T, tr *tree, fields string) (*daemon, *logBuffer) {
 	t.Helper()
-	cfg, p, err := loadConfig(writeConfig(t, fields))
+	cfg, p, err := loadConfig(writeConfig(t, fields), kubeletFiles{})
 	if err != nil {
 		t.Fatal(err)
 	}

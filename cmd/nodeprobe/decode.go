@@ -114,7 +114,15 @@ func findSyntaxError(data []byte, err error) (line int, text string) {
 
 // decoder collects what is wrong. Its methods get the name of the field that
 // they decode.
-type decoder struct{ problems []problem }
+type decoder struct {
+	problems []problem
+	// unknown is called for a field that the target does not have, which is a
+	// problem if there is no such function.
+	unknown func(at string, key *yaml.Node)
+	// patch makes the document a JSON merge patch: an entry without a value takes
+	// away the one that was there.
+	patch bool
+}
 
 func (d *decoder) fail(at string, n *yaml.Node, format string, args ...any) {
 	d.problems = append(d.problems, problem{field: at, line: n.Line, err: fmt.Errorf(format, args...)})
@@ -124,14 +132,27 @@ func (d *decoder) fail(at string, n *yaml.Node, format string, args ...any) {
 func (d *decoder) structure(at string, n *yaml.Node, target reflect.Value) {
 	name := func(key string) string { return strings.TrimPrefix(at+"."+key, ".") }
 	d.mapping(at, n, name, func(at string, key, value *yaml.Node) {
-		for i := range target.NumField() {
-			if target.Type().Field(i).Tag.Get("yaml") == key.Value {
-				d.value(at, value, target.Field(i))
-				return
-			}
+		if field := fieldNamed(target, key.Value); field.IsValid() {
+			d.value(at, value, field)
+			return
 		}
-		d.fail(at, key, "unknown field")
+		if d.unknown == nil {
+			d.fail(at, key, "unknown field")
+			return
+		}
+		d.unknown(at, key)
 	})
+}
+
+// fieldNamed returns the field of a struct that a file spells so, or the zero
+// Value.
+func fieldNamed(in reflect.Value, name string) reflect.Value {
+	for i := range in.NumField() {
+		if in.Type().Field(i).Tag.Get("yaml") == name {
+			return in.Field(i)
+		}
+	}
+	return reflect.Value{}
 }
 
 // mapping calls entry for each entry of a mapping, with its name.
@@ -161,11 +182,11 @@ func (d *decoder) mapping(at string, n *yaml.Node, name func(key string) string,
 // below it may all have been commented out, and without thresholds there would
 // be no pressure ever.
 func (d *decoder) value(at string, n *yaml.Node, target reflect.Value) {
+	if isNull(n) {
+		return
+	}
 	if n.Kind == yaml.AliasNode {
 		n = n.Alias
-	}
-	if n.ShortTag() == "!!null" {
-		return
 	}
 	switch to := target.Addr().Interface().(type) {
 	case *map[string]string:
@@ -174,6 +195,10 @@ func (d *decoder) value(at string, n *yaml.Node, target reflect.Value) {
 		}
 		name := func(key string) string { return at + "[" + key + "]" }
 		d.mapping(at, n, name, func(at string, key, value *yaml.Node) {
+			if d.patch && isNull(value) {
+				delete(*to, key.Value)
+				return
+			}
 			var text string
 			d.value(at, value, reflect.ValueOf(&text).Elem())
 			(*to)[key.Value] = text
@@ -229,6 +254,14 @@ func (d *decoder) compound(at string, n *yaml.Node, target reflect.Value) {
 	}
 }
 
+// isNull says whether there is no value.
+func isNull(n *yaml.Node) bool {
+	if n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	return n.ShortTag() == "!!null"
+}
+
 // show names a value in a message.
 func show(n *yaml.Node) string {
 	switch n.Kind {
@@ -265,6 +298,23 @@ func lineOf(root *yaml.Node, field, key string) int {
 		return value.Content[i].Line
 	}
 	return name.Line
+}
+
+// holds says whether a document has the field, and if it is a mapping, the entry
+// in it; "" is any entry.
+func holds(root *yaml.Node, field, key string) bool {
+	if root == nil {
+		return false
+	}
+	_, value := entry(root, field)
+	if value != nil && value.Kind == yaml.AliasNode {
+		value = value.Alias
+	}
+	if value == nil || key == "" || value.Kind != yaml.MappingNode {
+		return value != nil
+	}
+	in, _ := entry(value, key)
+	return in != nil
 }
 
 // entry returns the entry of a mapping that has the name.

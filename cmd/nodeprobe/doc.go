@@ -64,6 +64,11 @@ run, snapshot and preflight:
 
 	--config FILE       the configuration; without it, that of "config default"
 
+run, snapshot, preflight and config check:
+
+	--kubelet-config FILE      a KubeletConfiguration to take defaults from
+	--kubelet-config-dir DIR   drop-ins of it, *.conf
+
 snapshot and preflight:
 
 	-o, --output KIND   table or json, for snapshot also yaml
@@ -84,6 +89,28 @@ run; each but the last wins over the field of the configuration in brackets:
 
 The Node's name is that of --hostname-override, else nodeName, else the
 environment variable NODE_NAME, else the hostname.
+
+# A kubelet's configuration
+
+With --kubelet-config and --kubelet-config-dir, the fields that a
+KubeletConfiguration (kubelet.config.k8s.io/v1beta1, YAML or JSON) and our own
+have in common are taken as defaults. What decides, from the weakest:
+
+	our defaults, FILE, DIR's files, our own --config, the other flags
+
+DIR is read as by a kubelet: *.conf, in the order of their names, folders too,
+each a JSON merge patch that has apiVersion and kind; null takes away. Zero means
+unset where it does to a kubelet, so that evictionPressureTransitionPeriod: 0s
+is 5m there, though not in our own file. Other fields of the kubelet's are ignored
+and listed; what is no field of it is a warning; what cannot be parsed is an
+error. Each difference to what a kubelet would do is logged:
+
+	nodeStatusReportFrequency     does not follow nodeStatusUpdateFrequency
+	evictionHard                  is merged with the defaults, unless
+	                              mergeDefaultEvictionSettings is false
+	evictionHard: {}              in FILE: no thresholds, as for a kubelet
+	evictionHard[pid.available]   keeps our default; a kubelet has none
+	reservedSystemCPUs            is ignored: see systemReserved
 
 # Serving
 

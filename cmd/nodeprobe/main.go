@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -119,22 +120,7 @@ func newRootCommand() *cobra.Command {
 func newConfigCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "config", Short: "Check a configuration, or print the default one", Args: usage(cobra.NoArgs), RunE: help}
 	cmd.AddCommand(
-		&cobra.Command{
-			Use:   "check FILE",
-			Short: "Say what is wrong with a configuration file",
-			Args:  usage(cobra.ExactArgs(1)),
-			RunE: func(cmd *cobra.Command, args []string) error {
-				_, p, err := loadConfig(args[0])
-				if err != nil {
-					return &exitError{exitUsage, err}
-				}
-				for _, n := range p.notes {
-					fmt.Fprintf(cmd.OutOrStdout(), "%s: note: %s\n", args[0], n)
-				}
-				fmt.Fprintf(cmd.OutOrStdout(), "%s: ok\n", args[0])
-				return nil
-			},
-		},
+		newConfigCheckCommand(),
 		&cobra.Command{
 			Use:   "default",
 			Short: "Print the default configuration, with every field explained",
@@ -145,6 +131,39 @@ func newConfigCommand() *cobra.Command {
 			},
 		},
 	)
+	return cmd
+}
+
+func newConfigCheckCommand() *cobra.Command {
+	var kubelet kubeletFiles
+	cmd := &cobra.Command{
+		Use:   "check FILE",
+		Short: "Say what is wrong with a configuration file",
+		Long: `Say what is wrong with a configuration file.
+
+With --kubelet-config or --kubelet-config-dir there need not be a FILE.`,
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 && kubelet.given() {
+				return nil
+			}
+			return usage(cobra.ExactArgs(1))(cmd, args)
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			path := append(args, "")[0]
+			_, p, err := loadConfig(path, kubelet)
+			if err != nil {
+				return &exitError{exitUsage, err}
+			}
+			p.remarks.print(cmd.OutOrStdout())
+			path = cmp.Or(path, "configuration")
+			for _, n := range p.notes {
+				fmt.Fprintf(cmd.OutOrStdout(), "%s: note: %s\n", path, n)
+			}
+			fmt.Fprintf(cmd.OutOrStdout(), "%s: ok\n", path)
+			return nil
+		},
+	}
+	kubelet.addFlags(cmd)
 	return cmd
 }
 

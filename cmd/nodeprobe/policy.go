@@ -28,6 +28,7 @@ type policy struct {
 	nodeName   string
 	thresholds []pressure.Threshold
 	notes      []pressure.Note
+	remarks    remarks // on a kubelet's files
 	resources  status.Resources
 	nodeIPs    []net.IP
 	taints     []v1.Taint

@@ -22,6 +22,7 @@ import (
 
 func newPreflightCommand(p *paths) *cobra.Command {
 	var file, output string
+	var kubelet kubeletFiles
 	cmd := &cobra.Command{
 		Use:   "preflight",
 		Short: "Say what works on this machine, and how to mend what does not",
@@ -32,13 +33,14 @@ line that says "fails" keeps nodeprobe from doing its work; one that says
 "missing" costs the signal that it names, and one that says "off" is not wanted.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg, _, err := loadConfig(file)
+			cfg, policy, err := loadConfig(file, kubelet)
 			if err != nil {
 				return &exitError{exitUsage, err}
 			}
 			if err := oneOf(output, "table", "json"); err != nil {
 				return &exitError{exitUsage, fmt.Errorf("--output: %w", err)}
 			}
+			policy.remarks.warn(cmd.ErrOrStderr())
 			findings, err := preflight(cmd.Context(), &cfg, *p)
 			if err != nil {
 				return &exitError{exitUsage, err}
@@ -55,6 +57,7 @@ line that says "fails" keeps nodeprobe from doing its work; one that says
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "", "configuration file; see nodeprobe config default")
+	kubelet.addFlags(cmd)
 	cmd.Flags().StringVarP(&output, "output", "o", "table", "table or json")
 	return cmd
 }

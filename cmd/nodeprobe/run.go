@@ -35,6 +35,7 @@ func overrides() []override {
 
 func newRunCommand(p *paths) *cobra.Command {
 	var file, table string
+	var kubelet kubeletFiles
 	values := make([]string, len(overrides()))
 	cmd := &cobra.Command{
 		Use:   "run",
@@ -42,11 +43,12 @@ func newRunCommand(p *paths) *cobra.Command {
 		Long: `Watch the node until told to stop.
 
 SIGINT and SIGTERM end it with exit code 0; a second one ends it at once. Flags
-win over the configuration file.`,
+win over the configuration file, and that over a kubelet's.`,
 		Args: usage(cobra.NoArgs),
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&file, "config", "", "configuration file; see nodeprobe config default")
+	kubelet.addFlags(cmd)
 	for i, o := range overrides() {
 		flags.StringVar(&values[i], o.flag, "", o.usage)
 	}
@@ -61,7 +63,7 @@ win over the configuration file.`,
 				settings = append(settings, setting{flag: o.flag, field: o.field, value: values[i], target: o.target})
 			}
 		}
-		cfg, policy, err := loadConfig(file, settings...)
+		cfg, policy, err := loadConfig(file, kubelet, settings...)
 		if err != nil {
 			return &exitError{exitUsage, err}
 		}
@@ -82,6 +84,9 @@ func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, live boo
 	klog.SetSlogLogger(slog.New(chatter{log.Handler()})) // client-go logs there
 	for _, n := range p.notes {
 		log.Info("configuration", "note", n.String())
+	}
+	for _, r := range p.remarks {
+		log.Log(ctx, r.level, "kubelet configuration", "note", r.String())
 	}
 	var listener net.Listener
 	address := ""

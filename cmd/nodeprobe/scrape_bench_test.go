@@ -9,7 +9,7 @@ import (
 // BenchmarkScrape is what a scrape of /metrics costs, all of the daemon's
 // metrics included.
 func BenchmarkScrape(b *testing.B) {
-	cfg, p, err := loadConfig("")
+	cfg, p, err := loadConfig("", kubeletFiles{})
 	if err != nil {
 		b.Fatal(err)
 	}

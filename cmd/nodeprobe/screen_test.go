@@ -51,7 +51,7 @@ func drawn(t *testing.T, s *screen, width, height int, table func(io.Writer)) []
 func TestScreenFits(t *testing.T) {
 	d, _ := testDaemon(t, newTree(t, map[string]string{"proc/pressure/io": ""}), "")
 	d.monitor.observe(d.sampler.Sample())
-	cfg, p, err := loadConfig("")
+	cfg, p, err := loadConfig("", kubeletFiles{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,6 +23,7 @@ import (
 
 func newSnapshotCommand(p *paths) *cobra.Command {
 	var file, output string
+	var kubelet kubeletFiles
 	var period time.Duration
 	cmd := &cobra.Command{
 		Use:   "snapshot",
@@ -34,17 +35,19 @@ It takes a second, as one sample does not tell how fast a limit comes near:
 could be read, and 3 if not; what could be is printed in either case.`,
 		Args: usage(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg, policy, err := loadConfig(file)
+			cfg, policy, err := loadConfig(file, kubelet)
 			if err != nil {
 				return &exitError{exitUsage, err}
 			}
 			if period < 0 {
 				return &exitError{exitUsage, fmt.Errorf("--for: %s is negative", period)}
 			}
+			policy.remarks.warn(cmd.ErrOrStderr())
 			return snapshot(cmd.Context(), cmd.OutOrStdout(), cmd.ErrOrStderr(), &cfg, policy, *p, output, period)
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "", "configuration file; see nodeprobe config default")
+	kubelet.addFlags(cmd)
 	cmd.Flags().StringVarP(&output, "output", "o", "table", "table, yaml or json")
 	cmd.Flags().DurationVar(&period, "for", time.Second, "how long to watch the node, to tell the time to each limit")
 	return cmd

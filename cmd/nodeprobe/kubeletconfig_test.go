@@ -1,0 +1,280 @@
+package main
+
+import (
+	"encoding/json"
+	"maps"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const kubeletHeader = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n"
+
+// kubeletFixture returns the files in a folder of testdata/kubelet.
+func kubeletFixture(t *testing.T, dir string) kubeletFiles {
+	t.Helper()
+	var files kubeletFiles
+	for _, name := range []string{"config.yaml", "config.json"} {
+		if path := filepath.Join(dir, name); exists(path) {
+			files.file = path
+		}
+	}
+	if path := filepath.Join(dir, "conf.d"); exists(path) {
+		files.dir = path
+	}
+	if !files.given() {
+		t.Fatalf("%s has no configuration", dir)
+	}
+	return files
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+// args returns the flags that name the files.
+func (k kubeletFiles) args() (args []string) {
+	if k.file != "" {
+		args = append(args, "--kubelet-config="+k.file)
+	}
+	if k.dir != "" {
+		args = append(args, "--kubelet-config-dir="+k.dir)
+	}
+	return args
+}
+
+// kubeletJSON shows the fields that are taken as a kubelet would write them.
+func kubeletJSON(t *testing.T, c config) string {
+	t.Helper()
+	fields := map[string]any{}
+	for field, value := range reflect.ValueOf(c).Fields() {
+		name := field.Tag.Get("yaml")
+		if !isKubeletField(name) {
+			continue
+		}
+		switch v := value.Interface().(type) {
+		case time.Duration:
+			fields[name] = v.String()
+		case []taint:
+			taints := []map[string]string{}
+			for _, one := range v {
+				taints = append(taints, map[string]string{"key": one.Key, "value": one.Value, "effect": one.Effect})
+			}
+			fields[name] = taints
+		default:
+			fields[name] = v
+		}
+	}
+	data, err := json.MarshalIndent(fields, "", "  ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data) + "\n"
+}
+
+// What is thought that a kubelet makes of its files is in kubelet.json, which
+// test/oracle holds against a kubelet's own code; what we say of the difference
+// is in check.txt.
+func TestKubeletFiles(t *testing.T) {
+	dirs, err := filepath.Glob("testdata/kubelet/*")
+	if err != nil || len(dirs) < 5 {
+		t.Fatalf("fixtures %v, error %v", dirs, err)
+	}
+	for _, dir := range dirs {
+		t.Run(filepath.Base(dir), func(t *testing.T) {
+			files := kubeletFixture(t, dir)
+			k, err := files.load()
+			if err != nil || len(k.problems) > 0 {
+				t.Fatalf("error %v, problems %v", err, k.problems)
+			}
+			base := strings.TrimPrefix(dir, "testdata/")
+			golden(t, filepath.Join(base, "kubelet.json"), kubeletJSON(t, k.theirs))
+			got := nodeprobe(t, append([]string{"config", "check"}, files.args()...)...)
+			if got.code != 0 || got.stderr != "" {
+				t.Errorf("got %+v", got)
+			}
+			golden(t, filepath.Join(base, "check.txt"), got.stdout)
+		})
+	}
+}
+
+// hardWith returns the default thresholds, with others over them.
+func hardWith(others map[string]string) map[string]string {
+	hard := defaults().EvictionHard
+	maps.Copy(hard, others)
+	return hard
+}
+
+// What nodeprobe itself makes of a kubelet's files.
+func TestKubeletDefaults(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		want func(*config)
+	}{
+		{"kubeadm", func(c *config) { // zero means unset there
+			c.ContainerRuntimeEndpoint = "unix:///var/run/containerd/containerd.sock"
+		}},
+		{"k3s", func(c *config) {
+			c.EvictionHard = hardWith(map[string]string{"imagefs.available": "5%", "nodefs.available": "5%"})
+			c.EvictionMinimumReclaim = map[string]string{"imagefs.available": "10%", "nodefs.available": "10%"}
+			c.ShutdownGracePeriod = time.Minute
+			c.ContainerRuntimeEndpoint = "unix:///run/k3s/containerd/containerd.sock"
+		}},
+		{"minikube", func(c *config) {
+			c.EvictionHard = hardWith(map[string]string{"nodefs.available": "0%", "nodefs.inodesFree": "0%", "imagefs.available": "0%"})
+		}},
+		{"eks", func(c *config) {
+			c.KubeReserved = map[string]string{"cpu": "70m", "ephemeral-storage": "1Gi", "memory": "442Mi"}
+			c.MaxPods, c.PodsPerCore, c.Port = 29, 20, 10260
+			c.ProviderID = "aws:///eu-west-1a/i-0123456789abcdef0"
+			c.RegisterWithTaints = []taint{{Key: "node.example.com/startup", Value: "wait", Effect: "NoExecute"}}
+			c.RegisterNode, c.EnableControllerAttachDetach, c.LocalStorageCapacityIsolation = false, false, false
+		}},
+		{"traps", func(c *config) {
+			c.NodeStatusUpdateFrequency = 20 * time.Second // the report stays at 5m
+			c.EvictionHard = hardWith(map[string]string{"memory.available": "500Mi"})
+			c.EvictionSoft = map[string]string{"memory.available": "1Gi"}
+			c.EvictionSoftGracePeriod = map[string]string{"memory.available": "2m"}
+		}},
+		{"none", func(c *config) {
+			c.EvictionHard = map[string]string{}
+			c.NodeLeaseDurationSeconds = 120
+		}},
+		{"literal", func(c *config) {
+			c.EvictionHard = map[string]string{"memory.available": "500Mi"}
+			c.EvictionPressureTransitionPeriod = 30 * time.Second
+		}},
+		{"merged", func(c *config) {
+			c.EvictionHard = hardWith(map[string]string{"memory.available": "500Mi"})
+			c.SystemReserved = map[string]string{"cpu": "200m", "memory": "1Gi", "pid": "1000"}
+		}},
+		{"dropins", func(c *config) {
+			c.EvictionHard = hardWith(map[string]string{"memory.available": "300Mi"})
+			c.NodeStatusUpdateFrequency = 30 * time.Second
+			c.SystemReserved = map[string]string{"cpu": "100m", "memory": "512Mi"}
+			c.MaxPods = 70
+			c.RegisterWithTaints = []taint{{Key: "c", Value: "d", Effect: "NoExecute"}}
+		}},
+		{"nulls", func(c *config) {
+			c.NodeStatusUpdateFrequency = 20 * time.Second
+			c.EvictionHard = hardWith(map[string]string{"memory.available": "500Mi", "nodefs.available": "2Gi"})
+			delete(c.EvictionHard, "imagefs.available")
+			c.SystemReserved = map[string]string{"cpu": "100m"}
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got, _, err := loadConfig("", kubeletFixture(t, filepath.Join("testdata/kubelet", test.name)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := defaults()
+			want.ContainerRuntimeEndpoint = kubeletRuntime
+			test.want(&want)
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Our own file lies over a kubelet's, and the flags over both. Nothing is said
+// about what our own file decides.
+func TestKubeletBelowOurs(t *testing.T) {
+	dir := t.TempDir()
+	own, theirs := filepath.Join(dir, "own.yaml"), filepath.Join(dir, "kubelet.yaml")
+	write(t, theirs, kubeletHeader+`
+maxPods: 50
+podsPerCore: 10
+nodeStatusUpdateFrequency: 20s
+evictionHard: {memory.available: 500Mi, nodefs.available: 1Gi}
+evictionPressureTransitionPeriod: 2m
+`)
+	write(t, own, header+`
+maxPods: 60
+mode: own
+nodeStatusReportFrequency: 5m
+evictionPressureTransitionPeriod: 0s
+evictionHard: {memory.available: 700Mi, pid.available: 1000, imagefs.available: 0%}
+`)
+	mode := setting{"mode", "mode", "observe", func(c *config) *string { return &c.Mode }}
+	got, p, err := loadConfig(own, kubeletFiles{file: theirs}, mode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := defaults()
+	want.ContainerRuntimeEndpoint = kubeletRuntime
+	want.MaxPods, want.PodsPerCore = 60, 10
+	want.NodeStatusUpdateFrequency = 20 * time.Second
+	want.EvictionPressureTransitionPeriod = 0
+	want.EvictionHard = hardWith(map[string]string{
+		"memory.available": "700Mi", "nodefs.available": "1Gi", "pid.available": "1000", "imagefs.available": "0%",
+	})
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	var said strings.Builder
+	p.remarks.print(&said)
+	wantSaid := theirs + `:7: note: evictionHard: these defaults stay, where a kubelet would not have them: ` +
+		`imagefs.inodesFree 5%, nodefs.inodesFree 5%; "0%" turns one off` + "\n"
+	if diff := cmp.Diff(wantSaid, said.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func write(t *testing.T, path, content string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Every command that reads a configuration reads a kubelet's too, and only warns
+// of what it does not know.
+func TestKubeletCommands(t *testing.T) {
+	dir := t.TempDir()
+	theirs, bad := filepath.Join(dir, "kubelet.yaml"), filepath.Join(dir, "bad.yaml")
+	write(t, theirs, kubeletHeader+"maxPods: 7\nmode: own\n")
+	write(t, bad, kubeletHeader+"maxPods: many\n")
+	warning := "nodeprobe: " + theirs + ":4: mode: unknown field, ignored\n"
+	for _, command := range [][]string{{"snapshot", "--for=0s", "-o=yaml"}, {"preflight"}} {
+		got := nodeprobe(t, append(command, "--kubelet-config", theirs)...)
+		if !strings.HasPrefix(got.stderr, warning) || strings.Contains(got.stderr, "pid.available has") {
+			t.Errorf("%v: stderr %q", command, got.stderr)
+		}
+		if command[0] == "snapshot" && !strings.Contains(got.stdout, `pods: "7"`) {
+			t.Errorf("maxPods is not taken:\n%s", got.stdout)
+		}
+	}
+	taken, err := net.Listen("tcp", "127.0.0.1:0") // so that run ends at once
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer taken.Close()
+	got := nodeprobe(t, "run", "--kubelet-config", theirs, "--web.listen-address", taken.Addr().String())
+	for _, want := range []string{
+		`level=WARN msg="kubelet configuration" note="` + theirs + `:4: mode: unknown field, ignored"`,
+		`level=INFO msg="kubelet configuration" note="` + theirs + `: evictionHard: pid.available has our default`,
+		"address already in use",
+	} {
+		if !strings.Contains(got.stderr, want) {
+			t.Errorf("run does not say %s:\n%s", want, got.stderr)
+		}
+	}
+	for _, command := range [][]string{{"run"}, {"snapshot"}, {"preflight"}, {"config", "check"}} {
+		got := nodeprobe(t, append(command, "--kubelet-config", bad)...)
+		want := outcome{exitUsage, "", "nodeprobe: " + bad + `:3: maxPods: "many" is not a whole number` + "\n"}
+		if diff := cmp.Diff(want, got, cmp.AllowUnexported(outcome{})); diff != "" {
+			t.Errorf("%v (-want +got):\n%s", command, diff)
+		}
+	}
+}
