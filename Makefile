@@ -77,6 +77,9 @@ footprint: control-plane ## memory and CPU of a minute, beside node_exporter
 test-flap: deps control-plane ## values dance around each limit for three minutes: events, samples, patches (needs root)
 	go -C test test -count=1 -v ./flap -dance
 
+parity: deps control-plane ## a real kubelet and nodeprobe on this machine: their Nodes, Leases and Events compared (needs root)
+	go -C test test -count=1 -v -timeout 10m ./parity
+
 control-plane: ## build etcd and kube-apiserver (the first time takes minutes)
 	go -C test run ./cmd/controlplane -build-only
 
@@ -96,4 +99,4 @@ clean: ## remove bin
 help: ## this list
 	@awk -F ':.*## ' '/^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build run demo image test test-flap vet lint check test-kernels generate generate-btf fuzz bench bench-overhead bench-idle footprint control-plane deps clean help
+.PHONY: build run demo image test test-flap parity vet lint check test-kernels generate generate-btf fuzz bench bench-overhead bench-idle footprint control-plane deps clean help

@@ -74,6 +74,8 @@ type Spec struct {
 	NodeName, Kubeconfig string
 	// Config is usually made from Own.
 	Config Config
+	// Args come after the arguments of every agent.
+	Args []string
 }
 
 // Agent is a running nodeprobe. The caller must Stop it.
@@ -125,10 +127,10 @@ func start(ctx context.Context, spec Spec) (*Agent, error) {
 	a := &Agent{LogFile: log.Name(), Started: time.Now(), address: "127.0.0.1:" + strconv.Itoa(ports[0])}
 	a.process, err = process.Start(process.Spec{
 		Path: spec.Binary, LogFile: a.LogFile,
-		Args: []string{
+		Args: append([]string{
 			"run", "--config", configFile, "--hostname-override", spec.NodeName,
 			"--kubeconfig", spec.Kubeconfig, "--web.listen-address", a.address,
-		},
+		}, spec.Args...),
 	})
 	if err != nil {
 		return nil, err
