@@ -34,6 +34,7 @@ type kernelLimits struct {
 	watched []bool      // of each estimate
 	ahead   []bool      // of each estimate: see compare
 	relied  []bool      // what update returns
+	since   time.Time   // for which something has been ahead
 	hurry   bool        // the kernel is to say at once when what is ahead is back
 	hurried time.Time   // when that began last
 	paths   [2]string   // of the filesystems that are watched
@@ -46,12 +47,14 @@ type kernelLimits struct {
 const rearmInterval = time.Minute
 
 // update keeps the watches in step with the limits, and says of each estimate
-// whether the kernel will report when its limit is crossed.
-func (k *kernelLimits) update(s *probe.Snapshot, estimates []pressure.Estimate) []bool {
+// whether the kernel will report when its limit is crossed. If it already has
+// one that the sample does not bear out, there should be another after again,
+// which is 0 otherwise: two CPUs may know of a task at different times.
+func (k *kernelLimits) update(s *probe.Snapshot, estimates []pressure.Estimate) (reported []bool, again time.Duration) {
 	if k.watched == nil {
 		k.watched, k.ahead, k.relied = make([]bool, len(estimates)), make([]bool, len(estimates)), make([]bool, len(estimates))
 	}
-	k.compare(s.Time, estimates)
+	again = k.compare(s.Time, estimates)
 	due := k.stale.Swap(false) || s.Time.Sub(k.at) >= rearmInterval || k.paths != [2]string{s.NodeFs.Path, s.ImageFs.Path}
 	wanted, of := watches(s, estimates)
 	for i := range wanted {
@@ -60,7 +63,7 @@ func (k *kernelLimits) update(s *probe.Snapshot, estimates []pressure.Estimate) 
 		}
 	}
 	if !due && slices.Equal(wanted, k.armed) {
-		return k.reliable()
+		return k.reliable(), again
 	}
 	k.at, k.armed, k.paths = s.Time, slices.Clone(wanted), [2]string{s.NodeFs.Path, s.ImageFs.Path}
 	wanted, of, closeAll := openFilesystems(s, wanted, of, estimates)
@@ -83,30 +86,41 @@ func (k *kernelLimits) update(s *probe.Snapshot, estimates []pressure.Estimate) 
 		k.armed, k.of = nil, nil
 	}
 	k.report(err, estimates)
-	return k.reliable()
+	return k.reliable(), again
 }
 
-// hurryInterval bounds how often a figure that dances on the line wakes us.
-const hurryInterval = 100 * time.Millisecond
+const (
+	// hurryInterval bounds how often a figure that dances on the line wakes us.
+	hurryInterval = 100 * time.Millisecond
+	// againLeast is the time from a sample that did not bear out what the kernel
+	// said to the next.
+	againLeast = 10 * time.Millisecond
+)
 
 // compare finds the estimates of which the kernel says that there is pressure
 // and the sample that there is not. Either the figure was below its limit for a
 // moment only, as an ext4 filesystem's is while it writes back, or it is not back
 // by as much as the kernel waits for. The kernel would not report that it crosses
 // again, because it has not reported that it is back.
-func (k *kernelLimits) compare(now time.Time, estimates []pressure.Estimate) {
+func (k *kernelLimits) compare(now time.Time, estimates []pressure.Estimate) (again time.Duration) {
 	var l bpf.Levels
 	k.levels(&l)
 	clear(k.ahead)
 	for i, of := range k.of {
 		k.ahead[of] = l.Watches[i].Pressure.On() && estimates[of].Headroom >= 0
 	}
-	switch {
-	case !slices.Contains(k.ahead, true):
-		k.hurry = false
-	case !k.hurry && now.Sub(k.hurried) >= hurryInterval:
+	if !slices.Contains(k.ahead, true) {
+		k.since, k.hurry = time.Time{}, false
+		return 0
+	}
+	if k.since.IsZero() {
+		k.since = now
+	}
+	if !k.hurry && now.Sub(k.hurried) >= hurryInterval {
 		k.hurry, k.hurried = true, now
 	}
+	// As long again as it has been so.
+	return max(now.Sub(k.since), againLeast)
 }
 
 // reliable returns what update does.

@@ -22,6 +22,9 @@ import (
 	"syscall"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+
 	"github.com/nodeprobe/nodeprobe/test/agent"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/pressure"
@@ -115,7 +118,13 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 		return err
 	}
 
-	s := &stage{cp: cp, binary: o.binary, dir: dir, rootfs: fs.Dir}
+	config := cp.Config()
+	config.ContentType = runtime.ContentTypeProtobuf // decoding JSON takes its time
+	watcher, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("make client: %w", err)
+	}
+	s := &stage{cp: cp, watcher: watcher, binary: o.binary, dir: dir, rootfs: fs.Dir}
 	var all []*series
 	for _, l := range loads {
 		begin := time.Now()

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/nodeprobe/nodeprobe/test/agent"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
@@ -34,11 +35,12 @@ type node struct {
 
 // stage is where crossings are made.
 type stage struct {
-	cp     *controlplane.ControlPlane
-	binary string
-	dir    string // of the agents' files
-	rootfs string // the filesystem to fill
-	floor  *floor // nil before the first crossing
+	cp      *controlplane.ControlPlane
+	watcher kubernetes.Interface // sees the Nodes
+	binary  string
+	dir     string // of the agents' files
+	rootfs  string // the filesystem to fill
+	floor   *floor // nil before the first crossing
 }
 
 // start runs a nodeprobe with one limit, and returns when its Node says that all
@@ -49,7 +51,7 @@ func (s *stage) start(ctx context.Context, name string, l *load, limit int64) (*
 		return nil, err
 	}
 	n := &node{name: name}
-	if n.history, err = nodewatch.Follow(ctx, s.cp.Client(), name); err != nil {
+	if n.history, err = nodewatch.Follow(ctx, s.watcher, name); err != nil {
 		return nil, err
 	}
 	n.agent, err = agent.Start(ctx, agent.Spec{
