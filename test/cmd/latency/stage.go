@@ -144,6 +144,9 @@ func (n *node) approach(ctx context.Context, l *load, limit int64) error {
 // cross makes one crossing, and returns how it made its way. The error is
 // errForeign if somebody else was faster.
 func (s *stage) cross(ctx context.Context, n *node, l *load, limit int64) (*trace, error) {
+	if err := n.rest(ctx); err != nil {
+		return nil, err
+	}
 	begin := time.Now()
 	if err := n.approach(ctx, l, limit); err != nil {
 		return nil, err
@@ -171,6 +174,23 @@ func (s *stage) cross(ctx context.Context, n *node, l *load, limit int64) (*trac
 		return nil, err
 	}
 	return t, t.follow(log, string(l.condition), begin)
+}
+
+// rest waits until nodeprobe may post two changes at once: that the limit is
+// crossed, and that it no longer is.
+func (n *node) rest(ctx context.Context) error {
+	for {
+		log, err := n.agent.Log()
+		if err != nil {
+			return err
+		}
+		if posts(log, time.Now()) >= 2 {
+			return nil
+		}
+		if err := n.wait(ctx, 200*time.Millisecond); err != nil {
+			return err
+		}
+	}
 }
 
 // press keeps up the pressure, whatever others give back, until the Node tells
