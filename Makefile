@@ -29,6 +29,7 @@ image: ## build the container image nodeprobe:$(VERSION)
 
 ##@ Working on it
 
+test: NEEDED += containerd:containerd
 test: deps vet ## every test; says what it skips, and why, when it is not root
 	go test -race -shuffle=on -count=1 ./...
 	$(MAKE) --no-print-directory control-plane
@@ -65,6 +66,10 @@ fuzz: ## each fuzz target for FUZZTIME (default 30s)
 bench: ## cost of a sample and a verdict, beside the bare system calls and procfs
 	go test -count=1 -cpu 1 -run BenchReport -v ./probe -bench-report | grep -E 'RESULT|FAIL|^ok'
 
+bench-latency: NEEDED += $(if $(PEER),containerd:containerd)
+bench-latency: deps control-plane ## from a crossing to Go and to the Node; PEER=kubelet for a kubelet beside it (needs root)
+	go -C test run ./cmd/latency
+
 bench-overhead: ## what the probes cost forks, threads and writes, beside off/off (needs root)
 	go -C test run ./cmd/overhead
 
@@ -83,6 +88,7 @@ parity: deps control-plane ## a real kubelet and nodeprobe on this machine: thei
 control-plane: ## build etcd and kube-apiserver (the first time takes minutes)
 	go -C test run ./cmd/controlplane -build-only
 
+# Debian starts the containerd that it installs; the tests run one of their own.
 deps:
 	@missing=""; for need in $(NEEDED); do \
 		command -v $${need%%:*} >/dev/null || missing="$$missing $${need##*:}"; done; \
@@ -91,6 +97,7 @@ deps:
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		echo "installing$$missing"; \
 		apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+		case "$$missing" in *containerd*) systemctl disable --now containerd >/dev/null 2>&1 || true;; esac; \
 	else echo "not installed, so some tests will be skipped:$$missing"; fi
 
 clean: ## remove bin
@@ -99,4 +106,4 @@ clean: ## remove bin
 help: ## this list
 	@awk -F ':.*## ' '/^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build run demo image test test-flap parity vet lint check test-kernels generate generate-btf fuzz bench bench-overhead bench-idle footprint control-plane deps clean help
+.PHONY: build run demo image test test-flap parity vet lint check test-kernels generate generate-btf fuzz bench bench-latency bench-overhead bench-idle footprint control-plane deps clean help

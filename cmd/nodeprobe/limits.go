@@ -40,6 +40,7 @@ type kernelLimits struct {
 	drift   []drift     // of each estimate
 	ahead   []bool      // of each estimate: see compare
 	relied  []bool      // what update returns
+	since   time.Time   // for which something has been ahead
 	hurry   bool        // the kernel is to say at once when what is ahead is back
 	hurried time.Time   // when that began last
 	level   bpf.Levels
@@ -53,22 +54,29 @@ type kernelLimits struct {
 const rearmInterval = time.Minute
 
 // update keeps the watches in step with the limits, and says of each estimate
-// whether the kernel will report when its limit is crossed.
-func (k *kernelLimits) update(s *probe.Snapshot, estimates []pressure.Estimate, verdicts []pressure.Verdict) []bool {
+// whether the kernel will report when its limit is crossed. If it already has
+// reported what the sample does not bear out, there should be another sample after
+// again, which is 0 otherwise: two CPUs may know of a task at different times.
+func (k *kernelLimits) update(s *probe.Snapshot, estimates []pressure.Estimate, verdicts []pressure.Verdict) (reported []bool, again time.Duration) {
 	if k.watched == nil {
 		n := len(estimates)
 		k.watched, k.drift, k.ahead, k.relied = make([]bool, n), make([]drift, n), make([]bool, n), make([]bool, n)
 	}
-	k.compare(s.Time, estimates, verdicts)
+	again = k.compare(s.Time, estimates, verdicts)
 	k.arm(s, estimates)
 	for i := range k.relied {
 		k.relied[i] = k.watched[i] && !k.ahead[i]
 	}
-	return k.relied
+	return k.relied, again
 }
 
-// hurryInterval bounds how often a figure that dances on the line wakes us.
-const hurryInterval = 100 * time.Millisecond
+const (
+	// hurryInterval bounds how often a figure that dances on the line wakes us.
+	hurryInterval = 100 * time.Millisecond
+	// againLeast is the time from a sample that did not bear out what the kernel
+	// said to the next.
+	againLeast = 10 * time.Millisecond
+)
 
 // compare finds the estimates of which the kernel says that there is pressure
 // and the sample that there is not. Either the figure was below its limit for a
@@ -76,7 +84,7 @@ const hurryInterval = 100 * time.Millisecond
 // by as much as the kernel waits for. The kernel would not report that it crosses
 // again, because it has not reported that it is back. That matters once the
 // condition is over: until then a sample is due at the end of its period.
-func (k *kernelLimits) compare(now time.Time, estimates []pressure.Estimate, verdicts []pressure.Verdict) {
+func (k *kernelLimits) compare(now time.Time, estimates []pressure.Estimate, verdicts []pressure.Verdict) (again time.Duration) {
 	k.levels(&k.level)
 	clear(k.ahead)
 	for i, of := range k.armedOf {
@@ -84,12 +92,18 @@ func (k *kernelLimits) compare(now time.Time, estimates []pressure.Estimate, ver
 		k.ahead[of] = k.level.Watches[i].Pressure.On() && e.Headroom >= 0 &&
 			verdicts[e.Threshold.Condition()].Status != pressure.True
 	}
-	switch {
-	case !slices.Contains(k.ahead, true):
-		k.hurry = false
-	case !k.hurry && now.Sub(k.hurried) >= hurryInterval:
+	if !slices.Contains(k.ahead, true) {
+		k.since, k.hurry = time.Time{}, false
+		return 0
+	}
+	if k.since.IsZero() {
+		k.since = now
+	}
+	if !k.hurry && now.Sub(k.hurried) >= hurryInterval {
 		k.hurry, k.hurried = true, now
 	}
+	// As long again as it has been so.
+	return max(now.Sub(k.since), againLeast)
 }
 
 // arm sets the watches anew if they are to be other ones.

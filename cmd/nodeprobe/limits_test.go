@@ -24,6 +24,7 @@ type limitsScene struct {
 	refuse    error
 	edges     bpf.Edges // of the first watch
 	verdicts  [pressure.NumConditions]pressure.Verdict
+	again     time.Duration // after the latest update
 	log       strings.Builder
 	snapshot  probe.Snapshot
 	estimates []pressure.Estimate
@@ -69,7 +70,9 @@ func (s *limitsScene) seen(l *bpf.Levels) {
 
 func (s *limitsScene) after(d time.Duration) []bool {
 	s.snapshot.Time = s.snapshot.Time.Add(d)
-	return s.update(&s.snapshot, s.estimates, s.verdicts[:])
+	var watched []bool
+	watched, s.again = s.update(&s.snapshot, s.estimates, s.verdicts[:])
+	return watched
 }
 
 // A limit that is beyond everything is put to the kernel too, and takes no other
@@ -242,7 +245,10 @@ func TestWatchesAllocateNothing(t *testing.T) {
 // condition does, the kernel would not report a crossing: it is asked to say at
 // once when the figure is back, and until then the figure is polled.
 func TestKernelAheadOfSample(t *testing.T) {
-	const limit, above = int64(100 << 20), int64(110 << 20)
+	const (
+		limit, above = int64(100 << 20), int64(110 << 20)
+		ms           = time.Millisecond
+	)
 	s := newLimitsScene(t, pressure.Config{Hard: map[string]string{"memory.available": "100Mi", "nodefs.available": "10%"}})
 	for _, step := range []struct {
 		name     string
@@ -252,23 +258,24 @@ func TestKernelAheadOfSample(t *testing.T) {
 		watched  bool
 		above    int64 // what the kernel waits for
 		calls    int   // so far
+		again    time.Duration
 	}{
-		{"calm", 0, 0, gi, true, above, 1},
-		{"below for a moment", time.Second, 1, 1, false, limit, 2},
-		{"still", time.Millisecond, 1, 1, false, limit, 2},
-		{"back", time.Millisecond, 2, 1, true, above, 3},
-		{"below for a moment again", time.Millisecond, 3, 1, false, above, 3}, // is too soon
-		{"a little later", 100 * time.Millisecond, 3, 0, false, limit, 4},
-		{"below", time.Millisecond, 3, -1, true, above, 5},
-		{"still below", time.Second, 3, -1, true, above, 5},
-		{"back, but not by much", time.Second, 3, 1, false, limit, 6},
-		{"that was reported", time.Millisecond, 4, 1, true, above, 7},
+		{"calm", 0, 0, gi, true, above, 1, 0},
+		{"below for a moment", time.Second, 1, 1, false, limit, 2, 10 * ms},
+		{"still", 15 * ms, 1, 1, false, limit, 2, 15 * ms},
+		{"back", ms, 2, 1, true, above, 3, 0},
+		{"below for a moment again", ms, 3, 1, false, above, 3, 10 * ms}, // is too soon
+		{"a little later", 100 * ms, 3, 0, false, limit, 4, 100 * ms},
+		{"below", ms, 3, -1, true, above, 5, 0},
+		{"still below", time.Second, 3, -1, true, above, 5, 0},
+		{"back, but not by much", time.Second, 3, 1, false, limit, 6, 10 * ms},
+		{"that was reported", ms, 4, 1, true, above, 7, 0},
 	} {
 		s.edges = step.edges
 		s.estimates[0].Headroom = step.headroom
 		watched := s.after(step.after)
-		if want := []bool{step.watched, true}; !slices.Equal(watched, want) {
-			t.Errorf("%s: watched %v, want %v", step.name, watched, want)
+		if want := []bool{step.watched, true}; !slices.Equal(watched, want) || s.again != step.again {
+			t.Errorf("%s: watched %v, again after %s, want %v and %s", step.name, watched, s.again, want, step.again)
 		}
 		if len(s.calls) != step.calls {
 			t.Fatalf("%s: %d calls, want %d", step.name, len(s.calls), step.calls)

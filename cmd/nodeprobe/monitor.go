@@ -24,8 +24,9 @@ type monitor struct {
 	log     *slog.Logger
 	changed func() // called when a verdict changed; must not block
 	// watch says which estimates' limits the kernel watches, so that they need no
-	// early sample; nil means none.
-	watch      func(*probe.Snapshot, []pressure.Estimate, []pressure.Verdict) []bool
+	// early sample, and when the next sample is due all the same if it is not 0;
+	// nil means none.
+	watch      func(*probe.Snapshot, []pressure.Estimate, []pressure.Verdict) (watched []bool, again time.Duration)
 	transition time.Duration
 	interval   time.Duration // between samples while no limit is near
 
@@ -74,8 +75,12 @@ func (m *monitor) observe(s *probe.Snapshot) (next time.Duration) {
 	m.snapshot = *s
 	changed := m.judge()
 	copy(m.estimates, m.forecaster.Observe(s))
-	m.next = pressure.NextSample(m.polled(s), m.next, pressure.Pace{Base: m.interval})
+	polled, again := m.polled(s)
+	m.next = pressure.NextSample(polled, m.next, pressure.Pace{Base: m.interval})
 	next = min(m.next, m.release())
+	if again > 0 {
+		next = min(next, again)
+	}
 	m.mu.Unlock()
 	if changed {
 		m.changed()
@@ -84,17 +89,18 @@ func (m *monitor) observe(s *probe.Snapshot) (next time.Duration) {
 }
 
 // polled returns the estimates of limits that nothing but samples can tell of.
-func (m *monitor) polled(s *probe.Snapshot) []pressure.Estimate {
+func (m *monitor) polled(s *probe.Snapshot) (left []pressure.Estimate, again time.Duration) {
 	if m.watch == nil {
-		return m.estimates
+		return m.estimates, 0
 	}
+	watched, again := m.watch(s, m.estimates, m.verdicts[:])
 	m.left = m.left[:0]
-	for i, watched := range m.watch(s, m.estimates, m.verdicts[:]) {
-		if !watched {
+	for i := range watched {
+		if !watched[i] {
 			m.left = append(m.left, m.estimates[i])
 		}
 	}
-	return m.left
+	return m.left, again
 }
 
 // release returns how long it is until a condition that is only held may end.

@@ -206,3 +206,29 @@ func TestMonitorConcurrently(t *testing.T) {
 	}
 	tasks.Wait()
 }
+
+// Where the kernel watches all limits no early sample is needed, but for one that
+// is to settle what the kernel has said.
+func TestNextSample(t *testing.T) {
+	m, _, _ := testMonitor(t)
+	var again time.Duration
+	m.watch = func(_ *probe.Snapshot, _ []pressure.Estimate, _ []pressure.Verdict) ([]bool, time.Duration) {
+		return []bool{true, true}, again
+	}
+	m.observe(at(0, 6)) // the first two samples make a rate
+	m.observe(at(time.Second, 6))
+	for _, test := range []struct{ again, want time.Duration }{
+		{0, m.interval},
+		{10 * time.Millisecond, 10 * time.Millisecond},
+		{time.Hour, m.interval},
+	} {
+		again = test.again
+		var got time.Duration
+		for i := range 5 { // it grows in steps
+			got = m.observe(at(time.Duration(i+2)*time.Second, 6))
+		}
+		if got != test.want {
+			t.Errorf("again after %s: next sample after %s, want %s", test.again, got, test.want)
+		}
+	}
+}

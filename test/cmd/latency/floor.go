@@ -27,9 +27,9 @@ type floor struct {
 const floorName = "floor"
 
 // newFloor makes a Node that is like another.
-func newFloor(ctx context.Context, cp *controlplane.ControlPlane, like *corev1.Node) (*floor, error) {
+func newFloor(ctx context.Context, s *stage, like *corev1.Node) (*floor, error) {
 	user, groups := controlplane.NodeUser(floorName)
-	config, err := cp.ConfigFor(user, groups...)
+	config, err := s.cp.ConfigFor(user, groups...)
 	if err != nil {
 		return nil, err
 	}
@@ -37,7 +37,7 @@ func newFloor(ctx context.Context, cp *controlplane.ControlPlane, like *corev1.N
 	if f.client, err = kubernetes.NewForConfig(config); err != nil {
 		return nil, fmt.Errorf("make client: %w", err)
 	}
-	if f.history, err = nodewatch.Follow(ctx, cp.Client(), floorName); err != nil {
+	if f.history, err = nodewatch.Follow(ctx, s.watcher, floorName); err != nil {
 		return nil, err
 	}
 	f.node, err = f.client.CoreV1().Nodes().Create(ctx, &corev1.Node{

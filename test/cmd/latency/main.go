@@ -18,9 +18,13 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/nodeprobe/nodeprobe/test/build"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
@@ -44,6 +48,7 @@ func main() {
 type options struct {
 	crossings, peerCrossings int
 	peer                     string
+	only                     string
 	binary                   string
 }
 
@@ -64,6 +69,7 @@ func parse(args []string, getenv func(string) string, stderr io.Writer) (o optio
 	flags.IntVar(&o.crossings, "crossings", number("CROSSINGS", 50), "how many to make of each signal's limit ($CROSSINGS)")
 	flags.StringVar(&o.peer, "peer", getenv("PEER"), "also compare with this `program`: kubelet ($PEER)")
 	flags.IntVar(&o.peerCrossings, "peer-crossings", number("PEER_CROSSINGS", 6), "how many to make of each limit for the peer ($PEER_CROSSINGS)")
+	flags.StringVar(&o.only, "only", "", "only this `load`: memory, pid or disk")
 	flags.StringVar(&o.binary, "nodeprobe", "", "measure this `file` instead of building it from the tree")
 	if bad := flags.Parse(args); bad != nil || err != nil {
 		return o, errors.Join(err, bad)
@@ -71,6 +77,8 @@ func parse(args []string, getenv func(string) string, stderr io.Writer) (o optio
 	switch {
 	case o.crossings < 1 || o.peerCrossings < 1:
 		return o, errors.New("less than one crossing")
+	case !slices.Contains([]string{"", "memory", "pid", "disk"}, o.only):
+		return o, fmt.Errorf("load %q is not known", o.only)
 	case o.peer != "" && o.peer != "kubelet":
 		return o, fmt.Errorf("peer %q is not known", o.peer)
 	}
@@ -114,10 +122,17 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	if err != nil {
 		return err
 	}
+	wanted := slices.DeleteFunc(slices.Clone(loads), func(l *load) bool { return o.only != "" && l.name != o.only })
 
-	s := &stage{cp: cp, binary: o.binary, dir: dir, rootfs: fs.Dir}
+	config := cp.Config()
+	config.ContentType = runtime.ContentTypeProtobuf // decoding JSON takes its time
+	watcher, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return fmt.Errorf("make client: %w", err)
+	}
+	s := &stage{cp: cp, watcher: watcher, binary: o.binary, dir: dir, rootfs: fs.Dir}
 	var all []*series
-	for _, l := range loads {
+	for _, l := range wanted {
 		begin := time.Now()
 		result, err := s.run(ctx, l, o.crossings)
 		if err != nil {
@@ -129,8 +144,22 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 		}
 		all = append(all, result)
 	}
+	var beside []*comparison
+	if o.peer != "" {
+		begin := time.Now()
+		if beside, err = s.compare(ctx, wanted, o.peerCrossings, stderr); err != nil {
+			return fmt.Errorf("beside %s: %w", o.peer, err)
+		}
+		fmt.Fprintf(stderr, "%s took %s\n", o.peer, time.Since(begin).Round(time.Second))
+		if err := printComparisons(stdout, beside); err != nil {
+			return err
+		}
+	}
 	fmt.Fprintln(stdout)
 	for _, result := range all {
+		result.printResults(stdout)
+	}
+	for _, result := range beside {
 		result.printResults(stdout)
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"text/tabwriter"
 	"time"
 )
@@ -16,9 +17,6 @@ const (
 	// are crossed in turn: one alone may post six changes a minute, and a
 	// crossing makes two of them.
 	fleet = 10
-	// round is how long a nodeprobe has for its two patches, so that it never
-	// runs out of them.
-	round = 20 * time.Second
 	// settle is for the start's patches to be forgiven, and for nodeprobe to give
 	// back the memory that it needed for its start.
 	settle = 10 * time.Second
@@ -66,26 +64,19 @@ func (s *stage) run(ctx context.Context, l *load, crossings int) (_ *series, err
 		return nil, err
 	}
 	if s.floor == nil {
-		if s.floor, err = newFloor(ctx, s.cp, nodes[0].last()); err != nil {
+		if s.floor, err = newFloor(ctx, s, nodes[0].last()); err != nil {
 			return nil, err
 		}
 	}
 	for len(result.traces) < crossings {
-		over := time.Now().Add(round)
 		if err := s.round(ctx, result, nodes, crossings); err != nil {
 			return nil, err
 		}
 		if err := calm(ctx, l, nodes); err != nil {
 			return nil, err
 		}
-		if len(result.traces) == crossings {
-			break
-		}
-		if result.foreign > crossings {
+		if result.foreign > crossings+fleet*2 {
 			return nil, fmt.Errorf("somebody else crossed %d limits of %s: this machine is too busy", result.foreign, l.signal)
-		}
-		if err := nodes[0].wait(ctx, time.Until(over)); err != nil {
-			return nil, err
 		}
 	}
 	ended, err := readCPUTime()
@@ -164,12 +155,15 @@ func (s *series) print(w io.Writer) error {
 		by[t.notice()]++
 		wavered += min(t.wavered, 1)
 	}
-	fmt.Fprintf(w, "\n%s: %d crossings, noticed", s.load.signal, len(s.traces))
+	var ways []string
 	for n, count := range by {
-		fmt.Fprintf(w, " %s: %d,", notice(n), count)
+		if count > 0 {
+			ways = append(ways, fmt.Sprintf("%d %s", count, notice(n)))
+		}
 	}
-	fmt.Fprintf(w, " undone by others meanwhile and made again: %d, patches held back: %d;"+
-		" made by others, and not counted: %d; CPUs %.0f %% idle\n", wavered, s.held, s.foreign, 100*s.idle)
+	fmt.Fprintf(w, "\n%s: %d crossings, noticed: %s\n", s.load.signal, len(s.traces), strings.Join(ways, ", "))
+	fmt.Fprintf(w, "CPUs %.0f %% idle; others undid %d crossings, which were made again, and made %d themselves, which do not count; %d patches had to wait\n",
+		100*s.idle, wavered, s.foreign, s.held)
 
 	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(table, "ms\tp50\tp99\tmax")

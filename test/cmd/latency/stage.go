@@ -8,6 +8,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/nodeprobe/nodeprobe/test/agent"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
@@ -34,11 +35,12 @@ type node struct {
 
 // stage is where crossings are made.
 type stage struct {
-	cp     *controlplane.ControlPlane
-	binary string
-	dir    string // of the agents' files
-	rootfs string // the filesystem to fill
-	floor  *floor // nil before the first crossing
+	cp      *controlplane.ControlPlane
+	watcher kubernetes.Interface // sees the Nodes
+	binary  string
+	dir     string // of the agents' files
+	rootfs  string // the filesystem to fill
+	floor   *floor // nil before the first crossing
 }
 
 // start runs a nodeprobe with one limit, and returns when its Node says that all
@@ -49,7 +51,7 @@ func (s *stage) start(ctx context.Context, name string, l *load, limit int64) (*
 		return nil, err
 	}
 	n := &node{name: name}
-	if n.history, err = nodewatch.Follow(ctx, s.cp.Client(), name); err != nil {
+	if n.history, err = nodewatch.Follow(ctx, s.watcher, name); err != nil {
 		return nil, err
 	}
 	n.agent, err = agent.Start(ctx, agent.Spec{
@@ -142,6 +144,9 @@ func (n *node) approach(ctx context.Context, l *load, limit int64) error {
 // cross makes one crossing, and returns how it made its way. The error is
 // errForeign if somebody else was faster.
 func (s *stage) cross(ctx context.Context, n *node, l *load, limit int64) (*trace, error) {
+	if err := n.rest(ctx); err != nil {
+		return nil, err
+	}
 	begin := time.Now()
 	if err := n.approach(ctx, l, limit); err != nil {
 		return nil, err
@@ -169,6 +174,23 @@ func (s *stage) cross(ctx context.Context, n *node, l *load, limit int64) (*trac
 		return nil, err
 	}
 	return t, t.follow(log, string(l.condition), begin)
+}
+
+// rest waits until nodeprobe may post two changes at once: that the limit is
+// crossed, and that it no longer is.
+func (n *node) rest(ctx context.Context) error {
+	for {
+		log, err := n.agent.Log()
+		if err != nil {
+			return err
+		}
+		if posts(log, time.Now()) >= 2 {
+			return nil
+		}
+		if err := n.wait(ctx, 200*time.Millisecond); err != nil {
+			return err
+		}
+	}
 }
 
 // press keeps up the pressure, whatever others give back, until the Node tells

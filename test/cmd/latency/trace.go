@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/test/agent"
@@ -93,6 +94,31 @@ func lastStatus(log []agent.Record, condition string) (status string, err error)
 	return status, nil
 }
 
+// posts is how many changes nodeprobe may post at once: at most three, and one
+// more every ten seconds. The log says how many it has used.
+func posts(log []agent.Record, now time.Time) int {
+	const (
+		most   = 3
+		refill = 10 * time.Second
+	)
+	left, filled := most, time.Time{}
+	advance := func(now time.Time) {
+		earned := int(now.Sub(filled) / refill)
+		left, filled = left+earned, filled.Add(time.Duration(earned)*refill)
+		if left >= most {
+			left, filled = most, now
+		}
+	}
+	for _, r := range log {
+		if r.Msg == nodePatched && strings.Contains(r.Line, `"reason":"changed"`) {
+			advance(r.Time)
+			left--
+		}
+	}
+	advance(now)
+	return left
+}
+
 // notice is by what a crossing was noticed.
 type notice int
 
@@ -113,7 +139,7 @@ const (
 )
 
 func (n notice) String() string {
-	return [notices]string{"by the kernel's event", "a moment before it", "only after it, by a later sample", "without it", "not at all"}[n]
+	return [notices]string{"by the kernel's event", "a moment before it", "only later, by another sample", "without an event", "not at all"}[n]
 }
 
 // missed says that the kernel did not do its part.

@@ -30,7 +30,9 @@ func logOf(t *testing.T, script string) []agent.Record {
 		case "event", "off":
 			r.Msg, r.Line = kernelEvent, fmt.Sprintf(`{"kind":"crossing","watch":0,"on":%t,"value":1,"limit":2,"age":30000}`, what == "event")
 		case "patched":
-			r.Msg, r.Line = nodePatched, "{}"
+			r.Msg, r.Line = nodePatched, `{"reason":"changed"}`
+		case "posted":
+			r.Msg, r.Line = nodePatched, `{"reason":"period"}`
 		default:
 			r.Msg, r.Line = conditionChanged, fmt.Sprintf(`{"condition":"MemoryPressure","status":%q}`, what)
 		}
@@ -103,6 +105,35 @@ func TestLastStatus(t *testing.T) {
 		}
 		if got, err := lastStatus(logOf(t, test.log), "DiskPressure"); got != "" || err != nil {
 			t.Errorf("%q about another condition: %q, %v", test.log, got, err)
+		}
+	}
+}
+
+func TestPosts(t *testing.T) {
+	for _, test := range []struct {
+		log  string
+		at   float64 // ms
+		want int
+	}{
+		{"", 0, 3},
+		{"0 posted, 1 posted, 2 posted", 3, 3}, // these are free
+		{"0 patched", 1, 2},
+		{"0 patched, 500 patched, 1000 patched", 1001, 0},
+		{"0 patched, 500 patched, 1000 patched", 9999, 0},
+		{"0 patched, 500 patched, 1000 patched", 10000, 1},
+		{"0 patched, 500 patched, 1000 patched", 29999, 2},
+		{"0 patched, 500 patched, 1000 patched", 30000, 3},
+		{"0 patched, 500 patched, 1000 patched", 1e6, 3},
+		// The first of the ten seconds begins when the three are no longer all
+		// there.
+		{"0 patched, 60000 patched, 60500 patched", 69999, 1},
+		{"0 patched, 60000 patched, 60500 patched", 70000, 2},
+		{"0 patched, 15000 patched, 15500 patched", 19999, 1},
+		{"0 patched, 15000 patched, 15500 patched", 25000, 2},
+	} {
+		now := crossed.Add(time.Duration(test.at * float64(time.Millisecond)))
+		if got := posts(logOf(t, test.log), now); got != test.want {
+			t.Errorf("%s, at %g: %d, want %d", test.log, test.at, got, test.want)
 		}
 	}
 }
