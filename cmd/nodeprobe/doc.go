@@ -101,7 +101,8 @@ have in common are taken as defaults. What decides, from the weakest:
 DIR is read as by a kubelet: *.conf, in the order of their names, folders too,
 each a JSON merge patch that has apiVersion and kind; null takes away. Zero means
 unset where it does to a kubelet, so that evictionPressureTransitionPeriod: 0s
-is 5m there, though not in our own file. Other fields of the kubelet's are ignored
+is 5m there, though not in our own file. Without a containerRuntimeEndpoint it is
+containerd's, as for a kubelet. Other fields of the kubelet's are ignored
 and listed; what is no field of it is a warning; what cannot be parsed is an
 error. Each difference to what a kubelet would do is logged:
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -149,8 +150,36 @@ func TestManyUnknownFields(t *testing.T) {
 	for i := range 1000 {
 		k.remarks.add(0, path, i, "unknown")
 	}
-	if len(k.remarks) != mostProblems {
-		t.Errorf("%d remarks", len(k.remarks))
+	if n := len(k.remarks); n != mostProblems+1 || k.remarks[n-1].text != "and so on" {
+		t.Errorf("%d remarks, %v", n, k.remarks)
+	}
+}
+
+// All of a kubelet's fields at once are not too much: each that is not taken is
+// named.
+func TestEveryKubeletField(t *testing.T) {
+	var file strings.Builder
+	file.WriteString(kubeletHeader)
+	for field := range strings.FieldsSeq(kubeletFields) {
+		file.WriteString(field + ":\n")
+	}
+	path := filepath.Join(t.TempDir(), "f")
+	write(t, path, file.String())
+	c, p, err := loadConfig("", kubeletFiles{file: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := defaults()
+	want.ContainerRuntimeEndpoint = kubeletRuntime
+	if diff := cmp.Diff(want, c); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	ignored := p.remarks[0].text
+	for field := range strings.FieldsSeq(kubeletFields) {
+		taken := fieldNamed(reflect.ValueOf(c), field).IsValid() || field == "mergeDefaultEvictionSettings"
+		if named := strings.Contains(ignored+",", " "+field+","); named == taken {
+			t.Errorf("%s: taken %t, ignored %t", field, taken, named)
+		}
 	}
 }
 

@@ -65,9 +65,14 @@ type remarks []remark
 
 // add leaves out what would be too much: the file may hold anything.
 func (r *remarks) add(level slog.Level, path string, line int, format string, args ...any) {
-	if len(*r) < mostProblems {
-		*r = append(*r, remark{level, path, line, oneLine(fmt.Sprintf(format, args...), mostRunes)})
+	text := oneLine(fmt.Sprintf(format, args...), mostRunes)
+	switch {
+	case len(*r) > mostProblems:
+		return
+	case len(*r) == mostProblems:
+		text = "and so on"
 	}
+	*r = append(*r, remark{level, path, line, text})
 }
 
 // print shows all of them.

@@ -147,6 +147,7 @@ func TestKubeletDefaults(t *testing.T) {
 			c.EvictionHard = map[string]string{}
 			c.NodeLeaseDurationSeconds = 120
 		}},
+		{"back", func(*config) {}}, // null in a drop-in
 		{"literal", func(c *config) {
 			c.EvictionHard = map[string]string{"memory.available": "500Mi"}
 			c.EvictionPressureTransitionPeriod = 30 * time.Second
@@ -159,7 +160,7 @@ func TestKubeletDefaults(t *testing.T) {
 			c.EvictionHard = hardWith(map[string]string{"memory.available": "300Mi"})
 			c.NodeStatusUpdateFrequency = 30 * time.Second
 			c.SystemReserved = map[string]string{"cpu": "100m", "memory": "512Mi"}
-			c.MaxPods = 70
+			c.MaxPods, c.NodeStatusMaxImages = 70, 0
 			c.RegisterWithTaints = []taint{{Key: "c", Value: "d", Effect: "NoExecute"}}
 		}},
 		{"nulls", func(c *config) {

@@ -23,13 +23,13 @@ func (k *kubeletConfig) decode() {
 	standard, another := defaults(), defaults() // two, as each has maps of its own
 	// A node that had a kubelet has a runtime.
 	standard.ContainerRuntimeEndpoint, another.ContainerRuntimeEndpoint = kubeletRuntime, kubeletRuntime
+	delete(another.EvictionHard, "pid.available")
 	ours, theirs := &k.config, &k.theirs
-	*ours, *theirs = unset(&standard), unset(&standard)
+	*ours, *theirs = unset(&standard), unset(&another)
 	dropIns := k.documents
 	if len(dropIns) > 0 && !dropIns[0].dropIn {
 		k.overlay(dropIns[0])
 		dropIns = dropIns[1:]
-		delete(another.EvictionHard, "pid.available")
 		theirs.defaultHard(another.EvictionHard, k.merge != nil && *k.merge)
 	}
 	// {} can mean nothing but no thresholds, and an explicit false nothing but no
@@ -48,10 +48,9 @@ func (k *kubeletConfig) decode() {
 	}
 	ours.fill(&standard, false)
 	theirs.fill(&another, true)
-	ours.defaultHard(standard.EvictionHard, false)
-	if len(k.ignored) > 0 {
-		slices.Sort(k.ignored)
-		k.remarks.add(slog.LevelInfo, k.path(), 0, "ignored: %s", strings.Join(slices.Compact(k.ignored), ", "))
+	if ours.EvictionHard == nil { // a drop-in took it away
+		k.literal = false
+		ours.defaultHard(standard.EvictionHard, false)
 	}
 }
 
@@ -114,13 +113,17 @@ func (d *decoder) kubelet(root *yaml.Node, c *config, merge **bool, ignore func(
 	})
 }
 
-// unset is a configuration in which no file has set anything. Zero is unset to a
-// kubelet, except in its truth values.
+// zeroIsSet says whether a kubelet can tell zero from what no file has set.
+func zeroIsSet(field reflect.StructField) bool {
+	return field.Type.Kind() == reflect.Bool || field.Name == "NodeStatusMaxImages"
+}
+
+// unset is a configuration in which no file has set anything.
 func unset(standard *config) config {
 	var c config
 	to, from := reflect.ValueOf(&c).Elem(), reflect.ValueOf(standard).Elem()
 	for i := range to.NumField() {
-		if to.Field(i).Kind() == reflect.Bool {
+		if zeroIsSet(to.Type().Field(i)) {
 			to.Field(i).Set(from.Field(i))
 		}
 	}
@@ -135,7 +138,7 @@ func (c *config) fill(standard *config, follow bool) {
 	}
 	to, from := reflect.ValueOf(c).Elem(), reflect.ValueOf(standard).Elem()
 	for i := range to.NumField() {
-		if to.Field(i).IsZero() && to.Field(i).Kind() != reflect.Bool && to.Type().Field(i).Name != "EvictionHard" {
+		if field := to.Type().Field(i); to.Field(i).IsZero() && !zeroIsSet(field) && field.Name != "EvictionHard" {
 			to.Field(i).Set(from.Field(i))
 		}
 	}
@@ -152,8 +155,8 @@ func (c *config) defaultHard(standard map[string]string, merge bool) {
 	c.EvictionHard = merged
 }
 
-// differences says where the files come to something else here than they would
-// for a kubelet, unless our own file decides that.
+// differences says which fields are ignored, and where the files come to something
+// else here than they would for a kubelet, unless our own file decides that.
 func (k *kubeletConfig) differences(c *config, own *yaml.Node) remarks {
 	if len(k.documents) == 0 {
 		return nil
@@ -162,6 +165,10 @@ func (k *kubeletConfig) differences(c *config, own *yaml.Node) remarks {
 	say := func(level slog.Level, field, format string, args ...any) {
 		path, line := k.place(nil, field, "")
 		out.add(level, cmp.Or(path, k.path()), line, format, args...)
+	}
+	if len(k.ignored) > 0 {
+		names := slices.Compact(slices.Sorted(slices.Values(k.ignored))) // all known ones, so that there is no need to cut
+		out = append(out, remark{slog.LevelInfo, k.path(), 0, "ignored: " + strings.Join(names, ", ")})
 	}
 	report, theirs := k.config.NodeStatusReportFrequency, k.theirs.NodeStatusReportFrequency
 	if report != theirs && !holds(own, "nodeStatusReportFrequency", "") {
