@@ -220,12 +220,12 @@ func TestSnapshotTellsTimeToLimit(t *testing.T) {
 	stop, done := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		for used := 1 << 30; ; used += 64 << 20 { // some 1.3 GiB/s
+		for used := int64(1) << 30; ; used += 64 << 20 { // some 1.3 GiB/s
 			select {
 			case <-stop:
 				return
 			case <-time.After(50 * time.Millisecond):
-				tr.write("sys/fs/cgroup/memory.stat", memoryStat(strconv.Itoa(min(used, 6<<30))))
+				tr.write("sys/fs/cgroup/memory.stat", memoryStat(strconv.FormatInt(min(used, 6<<30), 10)))
 			}
 		}
 	}()
