@@ -276,6 +276,26 @@ func TestContextEnds(t *testing.T) {
 	}
 }
 
+// An answer that comes when ctx has ended does not count, as the connection is
+// not to be used again.
+func TestContextEndsWithTheAnswer(t *testing.T) {
+	path := socket(t)
+	startRuntime(t, path, healthy())
+	reason := errors.New("shutdown")
+	for range 100 {
+		c, err := dial(t.Context(), path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(reason)
+		if _, err := c.call(ctx, methods[CallStatus]); !errors.Is(err, reason) {
+			t.Errorf("call returns %v", err)
+		}
+		c.close()
+	}
+}
+
 // A server may ask for more than an answer to a call.
 func TestPing(t *testing.T) {
 	path := socket(t)

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"os"
 	"syscall"
 	"time"
 
@@ -84,9 +83,10 @@ func dial(ctx context.Context, path string) (*conn, error) {
 func (c *conn) call(ctx context.Context, method string) ([]byte, error) {
 	// A deadline in the past interrupts reads and writes.
 	stop := context.AfterFunc(ctx, func() { _ = c.net.SetDeadline(time.Unix(1, 0)) })
-	defer stop()
 	answer, err := c.roundTrip(method)
-	if errors.Is(err, os.ErrDeadlineExceeded) {
+	if !stop() {
+		// The deadline is set, or will be: an answer that came all the same must
+		// not lead to another call.
 		err = context.Cause(ctx)
 	}
 	if err != nil {
@@ -111,8 +111,8 @@ func (c *conn) roundTrip(method string) (*answer, error) {
 // brief says what is wrong with a connection, without its two addresses.
 func brief(err error, begun bool) error {
 	switch {
-	case err == nil, errors.Is(err, os.ErrDeadlineExceeded):
-		return err
+	case err == nil:
+		return nil
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, syscall.EPIPE), errors.Is(err, syscall.ECONNRESET):
 		if begun {
 			return errors.New("connection breaks off within the answer")
