@@ -20,7 +20,7 @@ One sample goes one way:
 
 	BPF: limits compared at forks and in a timer ── a crossing ──┐
 	BPF: OOM kills ──────────────────────────────── a victim ────┤
-	PSI triggers, mount table, pods' memory.events ─ a hint ─────┤ wake
+	PSI triggers, mount table, pid_max, memory.events  ─ a hint ─┤ wake
 	tick: sampleInterval, or sooner if a limit is near ──────────┤
 	                                                             v
 	      /proc, /sys, statfs, BPF counters ───────────> probe.Sampler
@@ -35,7 +35,7 @@ One sample goes one way:
 	       status.Updater: setters on a copy of the last known Node
 	               │ changed, or nodeStatusReportFrequency is over
 	               v
-	       one PATCH of nodes/NAME/status
+	       one PATCH of nodes/NAME/status; then status.Recorder: Events
 	       heartbeat.Heartbeater: PUT of the Lease, only while samples keep coming
 
 The kernel's word is a hint, the sample is the evidence. BPF is a bonus: where the
@@ -148,6 +148,6 @@ what it last posted stays. A second one ends it at once.
 	/etc/machine-id, /etc/os-release    what the machine is
 
 For those who want to read the program: main.go has the commands, config.go the
-configuration, daemon.go builds everything that run runs.
+configuration, daemon.go builds everything that run runs, own.go what writes.
 */
 package main
