@@ -20,7 +20,7 @@ One sample goes one way:
 
 	BPF: limits compared at forks and in a timer ── a crossing ──┐
 	BPF: OOM kills ──────────────────────────────── a victim ────┤
-	PSI triggers, mount table, pid_max, memory.events  ─ a hint ─┤ wake
+	PSI triggers, mount table, pid_max, memory.events ── a hint ─┤ wake
 	tick: sampleInterval, or sooner if a limit is near ──────────┤
 	                                                             v
 	      /proc, /sys, statfs, BPF counters ───────────> probe.Sampler
