@@ -143,6 +143,12 @@ func TestSmall(t *testing.T) {
 		total += events[d.signal]
 		passed += max(1, n)
 	}
+	// Once a condition is over, the kernel is to tell of the next dip below the
+	// limit, although the value was not back by as much as it waits for: it takes
+	// two events to bring it round.
+	over := s.ended(begin, end)
+	t.Logf("%d times a condition was over", over)
+	passed += 2 * over
 	fmt.Printf("RESULT flap_events{small}=%d events budget=%d\n", total, passed)
 	if total > passed {
 		t.Errorf("%d events %v, want at most %d", total, events, passed)
