@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"runtime"
 
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
@@ -74,6 +75,7 @@ win over the configuration file, and that over a kubelet's.`,
 }
 
 func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, live bool) error {
+	makeThreads(spareThreads + runtime.GOMAXPROCS(0))
 	ctx, logs := cmd.Context(), cmd.ErrOrStderr()
 	var screen *screen
 	if live {

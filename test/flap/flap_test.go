@@ -32,7 +32,7 @@ const (
 	// noticed is how long a value may be under its limit before nodeprobe says
 	// so; posted is how long it may then take the API server to hear of it:
 	// until there is another token.
-	noticed, posted = time.Second, refill + time.Second
+	noticed, posted = 2 * time.Second, refill + time.Second
 )
 
 func needDance(t *testing.T) {
@@ -81,8 +81,10 @@ func TestLarge(t *testing.T) {
 	events, total := s.events(begin, end), 0
 	for i, d := range s.dancers {
 		t.Logf("%s: %d swings in %s, %d events", d.signal, swings[i], end.Sub(begin).Round(time.Second), events[d.signal])
-		fmt.Printf("RESULT flap_events{%s}=%d events budget=%d\n", d.signal, events[d.signal], 2*swings[i])
-		if n := events[d.signal]; n > 2*swings[i] || n == 0 {
+		// Others move memory too, if less often.
+		most := max(2*swings[i], s.passages(i, begin, end))
+		fmt.Printf("RESULT flap_events{%s}=%d events budget=%d\n", d.signal, events[d.signal], most)
+		if n := events[d.signal]; n > most || n == 0 {
 			t.Errorf("%s: %d events for %d swings", d.signal, n, swings[i])
 		}
 		total += events[d.signal]
@@ -141,6 +143,12 @@ func TestSmall(t *testing.T) {
 		total += events[d.signal]
 		passed += max(1, n)
 	}
+	// Once a condition is over, the kernel is to tell of the next dip below the
+	// limit, although the value was not back by as much as it waits for: it takes
+	// two events to bring it round.
+	over := s.ended(begin, end)
+	t.Logf("%d times a condition was over", over)
+	passed += 2 * over
 	fmt.Printf("RESULT flap_events{small}=%d events budget=%d\n", total, passed)
 	if total > passed {
 		t.Errorf("%d events %v, want at most %d", total, events, passed)

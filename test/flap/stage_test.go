@@ -184,6 +184,17 @@ func (s *stage) events(begin, end time.Time) map[string]int {
 	return counts
 }
 
+// ended counts how often nodeprobe said that a condition was over.
+func (s *stage) ended(begin, end time.Time) (n int) {
+	s.t.Helper()
+	for _, l := range s.log() {
+		if l.Msg == "condition changed" && l.Status == string(corev1.ConditionFalse) && l.Time.After(begin) && l.Time.Before(end) {
+			n++
+		}
+	}
+	return n
+}
+
 // patches returns when the API server got patches of the Node's status.
 func (s *stage) patches(begin, end time.Time) []time.Time {
 	s.t.Helper()

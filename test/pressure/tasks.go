@@ -3,8 +3,10 @@ package pressure
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"strconv"
 )
 
 const (
@@ -32,6 +34,18 @@ func Tasks(n int) (*Pressure, error) {
 		roles = append(roles, role{Tasks: min(left, tasksPerChild)})
 	}
 	return inCgroup("pids", int64(n+runtimeTasks*len(roles)), roles)
+}
+
+// NoNewTasks makes a cgroup in which no task can start another. It is for others
+// to be put into; they must have left, or ended, before it is released.
+func NoNewTasks() (*Pressure, error) { return inCgroup("pids", 0, nil) }
+
+// Add puts a process into the cgroup, with all its threads.
+func (p *Pressure) Add(pid int) error {
+	if err := os.WriteFile(filepath.Join(p.Cgroup, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
+		return fmt.Errorf("add to cgroup: %w", err)
+	}
+	return nil
 }
 
 // holdTasks returns when that many threads exist. They last as long as the

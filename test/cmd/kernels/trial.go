@@ -8,8 +8,10 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -35,6 +37,7 @@ func trial() (err error) {
 	if err := os.WriteFile("/root/trial.yaml", []byte(trialConfig), 0o600); err != nil {
 		return err
 	}
+	makeThreads(16)
 	usual, err := os.ReadFile(threadsMax)
 	if err != nil {
 		return err
@@ -48,6 +51,7 @@ func trial() (err error) {
 		err = errors.Join(err, cmd.Process.Signal(syscall.SIGTERM), cmd.Wait())
 	}()
 	limit := func(n string) error { return os.WriteFile(threadsMax, []byte(n), 0) }
+	defer func() { err = errors.Join(err, limit(strings.TrimSpace(string(usual)))) }()
 	few, enough := func() error { return limit("20") }, func() error { return limit(strings.TrimSpace(string(usual))) }
 	for _, step := range []struct {
 		name string
@@ -99,6 +103,25 @@ func trial() (err error) {
 		}
 	}
 	return nil
+}
+
+// makeThreads has the runtime start threads now that it may want later, when it
+// cannot have them.
+func makeThreads(n int) {
+	var held, ended sync.WaitGroup
+	release := make(chan struct{})
+	held.Add(n)
+	for range n {
+		ended.Go(func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			held.Done()
+			<-release
+		})
+	}
+	held.Wait()
+	close(release)
+	ended.Wait()
 }
 
 // askTrial returns what nodeprobe says of PIDs, and how many samples it has
