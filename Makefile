@@ -29,7 +29,6 @@ image: ## build the container image nodeprobe:$(VERSION)
 
 ##@ Working on it
 
-test: NEEDED += containerd:containerd
 test: deps vet ## every test; says what it skips, and why, when it is not root
 	go test -race -shuffle=on -count=1 ./...
 	$(MAKE) --no-print-directory control-plane
@@ -66,7 +65,6 @@ fuzz: ## each fuzz target for FUZZTIME (default 30s)
 bench: ## cost of a sample and a verdict, beside the bare system calls and procfs
 	go test -count=1 -cpu 1 -run BenchReport -v ./probe -bench-report | grep -E 'RESULT|FAIL|^ok'
 
-bench-latency: NEEDED += $(if $(PEER),containerd:containerd)
 bench-latency: deps control-plane ## from a crossing to Go and to the Node; PEER=kubelet for a kubelet beside it (needs root)
 	go -C test run ./cmd/latency
 
