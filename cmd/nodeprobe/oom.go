@@ -53,7 +53,7 @@ func (o *oomReporter) counted(s *probe.Snapshot) {
 	if n == 0 {
 		return
 	}
-	o.log.Warn("processes killed for lack of memory", "count", n, "by", "/proc/vmstat")
+	o.log.Info("processes killed for lack of memory", "count", n, "by", "/proc/vmstat")
 	who := "1 process was"
 	if n > 1 {
 		who = fmt.Sprint(n, " processes were")
