@@ -69,6 +69,7 @@ func (d *daemon) kernelEvents(ctx context.Context) error {
 			}
 			continue
 		}
+		age := time.Since(e.Time)
 		switch e.Kind {
 		case bpf.Stale:
 			d.limits.stale.Store(true)
@@ -82,6 +83,8 @@ func (d *daemon) kernelEvents(ctx context.Context) error {
 			d.oom.killed(&e)
 			continue
 		}
-		d.log.Debug("kernel event", "kind", e.Kind.String(), "watch", e.Watch, "on", e.On, "value", e.Value, "limit", e.Limit, "age", time.Since(e.Time))
+		// The line itself comes when all that it has led to is done.
+		d.log.Debug("kernel event", "kind", e.Kind.String(), "watch", e.Watch, "on", e.On,
+			"value", e.Value, "limit", e.Limit, "happened", e.Time, "age", age)
 	}
 }

@@ -35,10 +35,13 @@ const (
 type record struct {
 	Kind      string
 	On        bool
-	Age       time.Duration
+	Happened  time.Time
+	Age       time.Duration // when user space had it
 	Condition string
 	Status    string
 }
+
+func (r record) arrived() time.Time { return r.Happened.Add(r.Age) }
 
 func parseRecord(r agent.Record) (d record, err error) {
 	if r.Msg != kernelEvent && r.Msg != conditionChanged {
@@ -50,31 +53,29 @@ func parseRecord(r agent.Record) (d record, err error) {
 	return d, nil
 }
 
-// follow fills in what the log says to have been since the given time.
+// follow fills in what the log says to have been since the given time. It does
+// not go by the order of the lines.
 func (t *trace) follow(log []agent.Record, condition string, since time.Time) error {
-	first := func(at *time.Time, r agent.Record) {
-		if at.IsZero() {
-			*at = r.Time
-		}
-	}
+	var events []record
 	for _, r := range log {
-		if r.Time.Before(since) {
-			continue
-		}
 		d, err := parseRecord(r)
 		switch {
 		case err != nil:
 			return err
-		case r.Msg == kernelEvent && d.Kind == "crossing" && d.On:
-			// Of several the one before the verdict: the others were about figures
-			// that were below the limit for a moment only.
-			if t.event.IsZero() || t.changed.IsZero() {
-				t.event, t.happened = r.Time, r.Time.Add(-d.Age)
-			}
-		case r.Msg == conditionChanged && d.Condition == condition && d.Status == "True":
-			first(&t.changed, r)
-		case r.Msg == nodePatched && !t.changed.IsZero():
-			first(&t.answered, r)
+		case r.Msg == kernelEvent && d.Kind == "crossing" && d.On && !d.arrived().Before(since):
+			events = append(events, d)
+		case r.Time.Before(since):
+		case r.Msg == conditionChanged && d.Condition == condition && d.Status == "True" && t.changed.IsZero():
+			t.changed = r.Time
+		case r.Msg == nodePatched && !t.changed.IsZero() && t.answered.IsZero():
+			t.answered = r.Time
+		}
+	}
+	// Of several events the last before the verdict: the others were about figures
+	// that were below the limit for a moment only.
+	for _, e := range events {
+		if t.event.IsZero() || t.changed.IsZero() || !e.arrived().After(t.changed) {
+			t.event, t.happened = e.arrived(), e.Happened
 		}
 	}
 	return nil

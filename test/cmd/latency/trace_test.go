@@ -28,7 +28,10 @@ func logOf(t *testing.T, script string) []agent.Record {
 		r := agent.Record{Time: crossed.Add(time.Duration(ms * float64(time.Millisecond)))}
 		switch what {
 		case "event", "off":
-			r.Msg, r.Line = kernelEvent, fmt.Sprintf(`{"kind":"crossing","watch":0,"on":%t,"value":1,"limit":2,"age":30000}`, what == "event")
+			r.Msg, r.Line = kernelEvent, fmt.Sprintf(`{"kind":"crossing","watch":0,"on":%t,"value":1,"limit":2,"happened":%q,"age":30000}`,
+				what == "event", r.Time.Add(-30*time.Microsecond).Format(time.RFC3339Nano))
+			// The line is written later.
+			r.Time = r.Time.Add(100 * time.Millisecond)
 		case "patched":
 			r.Msg, r.Line = nodePatched, `{"reason":"changed"}`
 		case "posted":
@@ -52,6 +55,7 @@ func TestTrace(t *testing.T) {
 		toNode    float64
 	}{
 		{"as it should be", "0.5 event, 0.75 True, 3 patched", 3.5, byEvent, 0.5, 3.5},
+		{"in another order", "0.75 True, 3 patched, 0.5 event", 3.5, byEvent, 0.5, 3.5},
 		{"noticed before us", "-0.125 event, 0.25 True, 3 patched", 3, byEvent, -0.125, 3},
 		{"earlier rounds", "-9000 event, -8999 True, -8998 patched, -2000 off, -1500 False, -1499 patched, 1 event, 2 True, 3 patched", 4, byEvent, 1, 4},
 		{"a dip before", "-20 event, -19 off, 0.5 event, 0.75 True, 3 patched", 3.5, byEvent, 0.5, 3.5},
