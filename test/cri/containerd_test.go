@@ -1,15 +1,10 @@
 package cri
 
 import (
-	"archive/tar"
-	"bytes"
 	"context"
-	"crypto/sha256"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -23,6 +18,7 @@ import (
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/nodeprobe/nodeprobe/probe/cri"
+	"github.com/nodeprobe/nodeprobe/test/containerd"
 	"github.com/nodeprobe/nodeprobe/test/need"
 	"github.com/nodeprobe/nodeprobe/test/process"
 )
@@ -87,7 +83,7 @@ func asked(t testing.TB, path string) answers {
 func TestContainerd(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "sock")
-	containerd := startContainerd(t, dir)
+	runtime := startContainerd(t, dir)
 	s, err := cri.New(cri.Config{Endpoint: path, ImageInterval: time.Nanosecond, Timeout: time.Second})
 	if err != nil {
 		t.Fatal(err)
@@ -116,7 +112,7 @@ func TestContainerd(t *testing.T) {
 
 	signal := func(sig os.Signal) {
 		t.Helper()
-		if err := containerd.Signal(sig); err != nil {
+		if err := runtime.Signal(sig); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -129,7 +125,7 @@ func TestContainerd(t *testing.T) {
 	mustRead(t, s)
 
 	signal(syscall.SIGKILL)
-	<-containerd.Exited()
+	<-runtime.Exited()
 	err = s.Sample(t.Context()).Reads[cri.CallStatus].Err
 	if err == nil || !strings.HasSuffix(err.Error(), "connect: connection refused") {
 		t.Errorf("when it is dead: %v", err)
@@ -142,50 +138,11 @@ func TestContainerd(t *testing.T) {
 	}
 }
 
-// importImages gives containerd some images, which are nothing but names and a
-// configuration.
+// importImages gives containerd some images.
 func importImages(t testing.TB, path string, n int) {
 	t.Helper()
-	var archive bytes.Buffer
-	w := tar.NewWriter(&archive)
-	add := func(name string, content []byte) {
-		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: int64(len(content))}); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := w.Write(content); err != nil {
-			t.Fatal(err)
-		}
-	}
-	type manifest struct {
-		Config   string
-		RepoTags []string
-		Layers   []string
-	}
-	layer := make([]byte, 1024) // an empty archive
-	add("layer.tar", layer)
-	var manifests []manifest
-	for i := range n {
-		config := fmt.Appendf(nil, `{"architecture":"amd64","os":"linux","author":"%d","rootfs":{"type":"layers","diff_ids":["sha256:%x"]}}`,
-			i, sha256.Sum256(layer))
-		m := manifest{Config: fmt.Sprintf("%x.json", sha256.Sum256(config)), Layers: []string{"layer.tar"}}
-		for tag := range i%3 + 1 {
-			m.RepoTags = append(m.RepoTags, fmt.Sprintf("registry.example/team/name-%d:%d", i, tag))
-		}
-		add(m.Config, config)
-		manifests = append(manifests, m)
-	}
-	index, err := json.Marshal(manifests)
-	if err != nil {
+	if err := containerd.ImportImages(t.Context(), path, n); err != nil {
 		t.Fatal(err)
-	}
-	add("manifest.json", index)
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
-	}
-	ctr := exec.CommandContext(t.Context(), "ctr", "--address", path, "--namespace", "k8s.io", "images", "import", "--no-unpack", "--digests", "-")
-	ctr.Stdin = &archive
-	if out, err := ctr.CombinedOutput(); err != nil {
-		t.Fatalf("import images: %v\n%s", err, out)
 	}
 	// containerd's CRI hears of them a little later.
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)

@@ -27,10 +27,14 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/kubelet"
 	"github.com/nodeprobe/nodeprobe/test/need"
 	"github.com/nodeprobe/nodeprobe/test/nodewatch"
+	"github.com/nodeprobe/nodeprobe/test/pressure"
 	"github.com/nodeprobe/nodeprobe/test/process"
 )
 
-func TestMain(m *testing.M) { os.Exit(controlplane.Main(m)) }
+func TestMain(m *testing.M) {
+	pressure.Main()
+	os.Exit(controlplane.Main(m))
+}
 
 const (
 	kubeletNode, ourNode = "parity-kubelet", "parity-nodeprobe"
@@ -41,7 +45,7 @@ const (
 // left at its default that need not be.
 var configuration = kubelet.Config{
 	"maxPods": 77, "podsPerCore": 20,
-	"systemReserved":                   map[string]string{"cpu": "150m", "memory": "300Mi", "ephemeral-storage": "1Gi"},
+	"systemReserved":                   map[string]string{"cpu": "150m", "memory": "300Mi", "ephemeral-storage": "256Mi"},
 	"kubeReserved":                     map[string]string{"cpu": "50m", "memory": "200Mi"},
 	"registerWithTaints":               []corev1.Taint{{Key: "example.com/parity", Value: "v", Effect: corev1.TaintEffectNoSchedule}},
 	"providerID":                       "parity:///machine",
@@ -52,13 +56,14 @@ var configuration = kubelet.Config{
 	"evictionPressureTransitionPeriod": "1s",
 }
 
-// thresholds that this machine meets.
-var thresholds = map[string]string{"memory.available": "100Mi", "nodefs.available": "1%", "nodefs.inodesFree": "1%", "imagefs.available": "1%"}
+// thresholds that this machine, and a new filesystem, do not come near to.
+var thresholds = map[string]string{"memory.available": "100Mi", "nodefs.available": "10%", "nodefs.inodesFree": "1%", "imagefs.available": "1%"}
 
 // pair is the two of them at work.
 type pair struct {
 	t      *testing.T
 	client kubernetes.Interface
+	disk   *pressure.Filesystem // nodefs
 }
 
 // start starts a kubelet and a nodeprobe that takes its configuration from the
@@ -77,7 +82,19 @@ func start(t *testing.T) pair {
 			t.Error(err)
 		}
 	})
-	dir, rootDir := t.TempDir(), t.TempDir()
+	if err := containerd.ImportImages(t.Context(), runtime.Socket, 5); err != nil {
+		t.Fatal(err)
+	}
+	disk, err := pressure.Disk(2048)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := disk.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	dir, rootDir := t.TempDir(), filepath.Join(disk.Dir, "kubelet")
 	k, err := kubelet.Start(t.Context(), cp, kubelet.Options{
 		NodeName: kubeletNode, RuntimeEndpoint: runtime.Endpoint, Dir: dir, RootDir: rootDir, Log: os.Stderr,
 		Thresholds: thresholds, Config: configuration,
@@ -117,11 +134,11 @@ func start(t *testing.T) pair {
 			t.Logf("the kubelet's last lines:\n%s", process.LogTail(k.LogFile, 20))
 		}
 	})
-	return pair{t, cp.Client()}
+	return pair{t, cp.Client(), disk}
 }
 
-// node returns one of the two as it now is, once it is ready.
-func (p pair) node(name string) *corev1.Node {
+// node returns one of the two once it has a condition, and all of its images.
+func (p pair) node(name string, condition corev1.NodeConditionType, status corev1.ConditionStatus) *corev1.Node {
 	p.t.Helper()
 	ctx, stop := context.WithTimeout(p.t.Context(), patience)
 	defer stop()
@@ -129,9 +146,11 @@ func (p pair) node(name string) *corev1.Node {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	seen, err := history.Wait(ctx, time.Time{}, nodewatch.Has(corev1.NodeReady, corev1.ConditionTrue))
+	seen, err := history.Wait(ctx, time.Time{}, func(node *corev1.Node) bool {
+		return nodewatch.Has(condition, status)(node) && len(node.Status.Images) == 3
+	})
 	if err != nil {
-		p.t.Fatal(err)
+		p.t.Fatalf("wait for %s of %s to be %s: %v", condition, name, status, err)
 	}
 	return seen.Node
 }
@@ -144,10 +163,27 @@ var documented = map[string]string{
 	"status.volumesInUse":                                "not there yet",
 }
 
-func TestNode(t *testing.T) {
+func TestParity(t *testing.T) {
 	p := start(t)
-	theirs, ours := normal(p.node(kubeletNode)), normal(p.node(ourNode))
-	var all, allowed []string
+	p.compareNodes("at first", corev1.NodeReady, corev1.ConditionTrue)
+	p.compareLeases()
+
+	if err := p.disk.Fill(100 << 20); err != nil {
+		t.Fatal(err)
+	}
+	p.compareNodes("with a full disk", corev1.NodeDiskPressure, corev1.ConditionTrue)
+	if err := p.disk.Empty(); err != nil {
+		t.Fatal(err)
+	}
+	p.compareNodes("when there is room again", corev1.NodeDiskPressure, corev1.ConditionFalse)
+	p.compareEvents()
+}
+
+// compareNodes waits for both to have a condition, and compares the Nodes.
+func (p pair) compareNodes(when string, condition corev1.NodeConditionType, status corev1.ConditionStatus) {
+	p.t.Helper()
+	theirs, ours := normal(p.node(kubeletNode, condition, status)), normal(p.node(ourNode, condition, status))
+	var allowed []string
 	reporter := &differences{}
 	cmp.Equal(theirs, ours, cmp.Reporter(reporter))
 	for _, d := range reporter.found {
@@ -155,16 +191,11 @@ func TestNode(t *testing.T) {
 			allowed = append(allowed, fmt.Sprintf("%s: %s", d.path, why))
 			continue
 		}
-		all = append(all, fmt.Sprintf("%s: the kubelet has %s, nodeprobe %s", d.path, d.theirs, d.ours))
+		p.t.Errorf("%s: %s: the kubelet has %s, nodeprobe %s", when, d.path, d.theirs, d.ours)
 	}
 	for _, line := range slices.Compact(allowed) {
-		t.Log("differs, as it should: " + line)
+		p.t.Logf("%s, differs as it should: %s", when, line)
 	}
-	for _, line := range all {
-		t.Error(line)
-	}
-	p.compareLeases()
-	p.compareEvents()
 }
 
 // reason is why a difference is allowed; "" if it is not.
@@ -252,8 +283,9 @@ func normalLease(l *coordinationv1.Lease) map[string]any {
 	return rename(object, l.Name).(map[string]any)
 }
 
-// ownEvents are those of a kubelet that are not about the node's status.
-var ownEvents = regexp.MustCompile(`^(Starting|NodeAllocatableEnforced|CgroupV1|InvalidDiskCapacity|PossibleMemoryBackedVolumesOnDisk)$`)
+// ownEvents are those of a kubelet that are not about the node's status: it also evicts
+// and collects garbage.
+var ownEvents = regexp.MustCompile(`^(Starting|EvictionThresholdMet|FreeDiskSpaceFailed|ImageGCFailed|NodeAllocatableEnforced|CgroupV1|InvalidDiskCapacity|PossibleMemoryBackedVolumesOnDisk)$`)
 
 // compareEvents compares what was told of the node: each reason with its words,
 // however often.
