@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -117,6 +118,7 @@ func TestContainerd(t *testing.T) {
 		}
 	}
 	signal(syscall.SIGSTOP)
+	waitStopped(t, runtime.PID())
 	err = s.Sample(t.Context()).Reads[cri.CallStatus].Err
 	signal(syscall.SIGCONT)
 	if err == nil || !strings.HasSuffix(err.Error(), "no answer within 1s") {
@@ -135,6 +137,27 @@ func TestContainerd(t *testing.T) {
 	options = append(options, cmpopts.IgnoreFields(cri.Filesystem{}, "Bytes", "Inodes"))
 	if diff := gocmp.Diff(got, again, options); diff != "" {
 		t.Errorf("after a restart: %s", diff)
+	}
+}
+
+// waitStopped waits until every thread of a process has stopped: one that was
+// running when it got the signal may answer yet.
+func waitStopped(t *testing.T, pid int) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+		if err != nil || len(files) == 0 {
+			t.Fatalf("threads of %d: %v", pid, err)
+		}
+		if !slices.ContainsFunc(files, func(file string) bool {
+			stat, err := os.ReadFile(file)
+			return err == nil && !strings.Contains(string(stat), ") T ")
+		}) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%d does not stop", pid)
+		}
 	}
 }
 
