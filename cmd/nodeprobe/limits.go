@@ -74,8 +74,10 @@ const (
 	// hurryInterval bounds how often a figure that dances on the line wakes us.
 	hurryInterval = 100 * time.Millisecond
 	// againLeast is the time from a sample that did not bear out what the kernel
-	// said to the next.
-	againLeast = 10 * time.Millisecond
+	// said to the next. It doubles up to againMost, as the two may count
+	// differently by some MiB: a figure that sits between them may go under the
+	// limit by both, and the kernel would have nothing to report.
+	againLeast, againMost = 10 * time.Millisecond, 500 * time.Millisecond
 )
 
 // compare finds the estimates of which the kernel says that there is pressure
@@ -103,7 +105,7 @@ func (k *kernelLimits) compare(now time.Time, estimates []pressure.Estimate, ver
 		k.hurry, k.hurried = true, now
 	}
 	// As long again as it has been so.
-	return max(now.Sub(k.since), againLeast)
+	return min(max(now.Sub(k.since), againLeast), againMost)
 }
 
 // arm sets the watches anew if they are to be other ones.

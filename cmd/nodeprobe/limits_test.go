@@ -266,6 +266,7 @@ func TestKernelAheadOfSample(t *testing.T) {
 		{"back", ms, 2, 1, true, above, 3, 0},
 		{"below for a moment again", ms, 3, 1, false, above, 3, 10 * ms}, // is too soon
 		{"a little later", 100 * ms, 3, 0, false, limit, 4, 100 * ms},
+		{"for long", 3 * time.Second, 3, 0, false, limit, 4, 500 * ms},
 		{"below", ms, 3, -1, true, above, 5, 0},
 		{"still below", time.Second, 3, -1, true, above, 5, 0},
 		{"back, but not by much", time.Second, 3, 1, false, limit, 6, 10 * ms},
