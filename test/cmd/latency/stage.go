@@ -166,7 +166,7 @@ func (s *stage) cross(ctx context.Context, n *node, l *load, limit int64) (*trac
 		return nil, err
 	}
 	// nodeprobe writes a line of its log after the fact.
-	if err := n.wait(ctx, 20*time.Millisecond); err != nil {
+	if err := n.wait(ctx, 50*time.Millisecond); err != nil {
 		return nil, err
 	}
 	log, err := n.agent.Log()
