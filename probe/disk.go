@@ -174,10 +174,7 @@ func (f *filesystem) found() Filesystem {
 		return Filesystem{}
 	}
 	st := &f.got.st
-	unit := uint64(st.Frsize)
-	if unit == 0 {
-		unit = uint64(st.Bsize)
-	}
+	unit := blockSize(st)
 	reserved := st.Bfree - st.Bavail
 	if st.Bfree < st.Bavail || unit == 0 || reserved > math.MaxInt64/unit {
 		reserved = 0
@@ -189,15 +186,20 @@ func (f *filesystem) found() Filesystem {
 // one.
 var errSize = errors.New("impossible size")
 
+// blockSize is the unit of f_blocks and the like, in bytes.
+func blockSize(st *unix.Statfs_t) uint64 {
+	if st.Frsize == 0 {
+		return uint64(st.Bsize)
+	}
+	return uint64(st.Frsize)
+}
+
 // parseStatfs applies the kubelet's formulas: what unprivileged users may fill
 // counts as available (f_bavail, not f_bfree), and every free inode does. A
 // filesystem that does not count inodes (f_files is 0, or nonsense) has no inode
 // signal: the kubelet takes it for one that has run out.
 func parseStatfs(st *unix.Statfs_t) (space, inodes Observation, err error) {
-	unit := uint64(st.Frsize)
-	if unit == 0 {
-		unit = uint64(st.Bsize)
-	}
+	unit := blockSize(st)
 	blocks, free := st.Blocks, st.Bavail
 	if blocks == 0 || unit == 0 || blocks > math.MaxInt64/unit {
 		return space, inodes, fmt.Errorf("%w: %d blocks of %d bytes", errSize, blocks, unit)
@@ -269,6 +271,10 @@ func (r *diskReader) start(now time.Time) {
 func (r *diskReader) findMounts(procfs string) error {
 	for _, f := range []*filesystem{r.nodefs, r.imagefs} {
 		if f.got.err != nil {
+			continue
+		}
+		if n := r.nodefs; f != n && n.got.err == nil && f.got.resolved == n.got.resolved {
+			f.mount = n.mount
 			continue
 		}
 		path := filepath.Join("/", strings.TrimPrefix(f.got.resolved, filepath.Clean(f.rootfs)))

@@ -15,15 +15,16 @@ import (
 // such as the cgroup of the first pod.
 const refreshInterval = time.Minute
 
-// observe passes a snapshot on.
+// observe passes a snapshot on: the verdict comes first, it may have to be posted.
 func (d *daemon) observe(s *probe.Snapshot) time.Duration {
+	next := d.monitor.observe(s)
+	d.oom.counted(s)
+	d.mounts.observe(s)
 	if s.Time.Sub(d.refreshed) >= refreshInterval {
 		d.refreshed = s.Time
 		d.notifier.Refresh()
 	}
-	d.oom.counted(s)
-	d.mounts.observe(s)
-	return d.monitor.observe(s)
+	return next
 }
 
 // wake has a sample taken now. Those who call it wait in the kernel for what is

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net/http"
 	"path/filepath"
 	"strconv"
 
@@ -12,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeprobe/nodeprobe/test/build"
+	"github.com/nodeprobe/nodeprobe/test/process"
 )
 
 // component is one program of a control plane. To add another: a "tool" line in
@@ -53,7 +53,7 @@ var (
 			}
 		},
 		ready: func(ctx context.Context, cp *ControlPlane) error {
-			return getOK(ctx, loopbackURL("http", cp.ports.etcdClient)+"/readyz")
+			return process.GetOK(ctx, loopbackURL("http", cp.ports.etcdClient)+"/readyz")
 		},
 	}
 
@@ -131,20 +131,4 @@ func (cp *ControlPlane) file(name string) string { return filepath.Join(cp.dir, 
 
 func loopbackURL(scheme string, port int) string {
 	return scheme + "://127.0.0.1:" + strconv.Itoa(port)
-}
-
-func getOK(ctx context.Context, url string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("get %s: %s", url, resp.Status)
-	}
-	return nil
 }

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -133,7 +132,7 @@ func start(ctx context.Context, cp *controlplane.ControlPlane, opts Options, pat
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	health := "http://127.0.0.1:" + strconv.Itoa(ports[1]) + "/healthz"
-	if err := k.process.WaitReady(ctx, func(ctx context.Context) error { return getOK(ctx, health) }); err != nil {
+	if err := k.process.WaitReady(ctx, func(ctx context.Context) error { return process.GetOK(ctx, health) }); err != nil {
 		return nil, errors.Join(err, k.Stop())
 	}
 	return k, nil
@@ -173,20 +172,4 @@ func (k *Kubelet) Exited() <-chan struct{} { return k.process.Exited() }
 func (k *Kubelet) Stop() error {
 	k.process.Stop(stopGrace)
 	return k.restore()
-}
-
-func getOK(ctx context.Context, url string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return fmt.Errorf("get %s: %s", url, resp.Status)
-	}
-	return nil
 }

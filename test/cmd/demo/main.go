@@ -16,12 +16,11 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/test/agent"
 	"github.com/nodeprobe/nodeprobe/test/build"
+	"github.com/nodeprobe/nodeprobe/test/command"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/pressure"
@@ -30,14 +29,7 @@ import (
 
 func main() {
 	pressure.Main()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// A second ^C ends the program at once; what it made is then undone by the
-	// kernel and by the pressure's keepers.
-	context.AfterFunc(ctx, stop)
-	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
-		fmt.Fprintln(os.Stderr, "demo:", err)
-		os.Exit(1)
-	}
+	command.Main("demo", run)
 }
 
 const nodeName = "demo"

@@ -13,23 +13,17 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
-	"syscall"
 	"text/tabwriter"
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/test/build"
+	"github.com/nodeprobe/nodeprobe/test/command"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/footprint"
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop)
-	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
-		fmt.Fprintln(os.Stderr, "footprint:", err)
-		os.Exit(1)
-	}
+	command.Main("footprint", run)
 }
 
 var peer = build.Target{

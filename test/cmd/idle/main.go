@@ -15,25 +15,19 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"path/filepath"
-	"syscall"
 	"text/tabwriter"
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/test/agent"
 	"github.com/nodeprobe/nodeprobe/test/build"
+	"github.com/nodeprobe/nodeprobe/test/command"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/footprint"
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop)
-	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
-		fmt.Fprintln(os.Stderr, "idle:", err)
-		os.Exit(1)
-	}
+	command.Main("idle", run)
 }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {

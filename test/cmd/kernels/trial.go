@@ -26,6 +26,7 @@ const (
 	trialAddress = "127.0.0.1:9732"
 	// trialHold is for how long a condition outlasts its cause in the trial.
 	trialHold   = 15 * time.Second
+	trialFile   = "/trial.yaml" // in the guest
 	trialConfig = `{"apiVersion": "nodeprobe.dev/v1alpha1", "kind": "NodeProbeConfiguration", "nodeName": "trial",
 "webListenAddress": "` + trialAddress + `", "evictionPressureTransitionPeriod": "15s", "logFormat": "json"}`
 	threadsMax = "/proc/sys/kernel/threads-max"
@@ -34,7 +35,7 @@ const (
 // trial runs nodeprobe while the limit on threads is lowered below what is in
 // use, the clock is stepped, and the machine is suspended.
 func trial() (err error) {
-	if err := os.WriteFile("/root/trial.yaml", []byte(trialConfig), 0o600); err != nil {
+	if err := os.WriteFile(trialFile, []byte(trialConfig), 0o600); err != nil {
 		return err
 	}
 	makeThreads(16)
@@ -42,7 +43,7 @@ func trial() (err error) {
 	if err != nil {
 		return err
 	}
-	cmd := exec.CommandContext(context.Background(), "/bin/nodeprobe", "run", "--config", "/root/trial.yaml")
+	cmd := exec.CommandContext(context.Background(), "/bin/nodeprobe", "run", "--config", trialFile)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if err := cmd.Start(); err != nil {
 		return err

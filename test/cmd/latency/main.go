@@ -17,30 +17,22 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"slices"
 	"strconv"
-	"syscall"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/nodeprobe/nodeprobe/test/build"
+	"github.com/nodeprobe/nodeprobe/test/command"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/pressure"
 )
 
 func main() {
 	pressure.Main()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// A second ^C ends the program at once; what it made is then undone by the
-	// kernel and by the pressure's keepers.
-	context.AfterFunc(ctx, stop)
-	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
-		fmt.Fprintln(os.Stderr, "latency:", err)
-		os.Exit(1)
-	}
+	command.Main("latency", run)
 }
 
 // options are flags, with environment variables for "make bench-latency" as
