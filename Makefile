@@ -83,7 +83,7 @@ test-flap: deps control-plane ## values dance around each limit for three minute
 parity: deps control-plane ## a real kubelet and nodeprobe on this machine: their Nodes, Leases and Events compared (needs root)
 	go -C test test -count=1 -v -timeout 10m ./parity
 
-control-plane: ## build etcd and kube-apiserver (the first time takes minutes)
+control-plane: ## build etcd and Kubernetes' own programs (the first time takes minutes)
 	go -C test run ./cmd/controlplane -build-only
 
 # Debian starts the containerd that it installs; the tests run one of their own.

@@ -5,10 +5,14 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 
 	"github.com/nodeprobe/nodeprobe/test/build"
 	"github.com/nodeprobe/nodeprobe/test/process"
@@ -58,20 +62,88 @@ var (
 	}
 
 	apiServer = &component{
-		target: build.Target{
-			Name:       "kube-apiserver",
-			Dir:        kubernetesModule,
-			Package:    "k8s.io/kubernetes/cmd/kube-apiserver",
-			Module:     "k8s.io/kubernetes",
-			VersionVar: "k8s.io/component-base/version.gitVersion",
+		target: kubernetesTarget("kube-apiserver"),
+		args:   apiServerArgs,
+		ready:  apiServerReady,
+	}
+
+	controllerManager = &component{
+		target: kubernetesTarget("kube-controller-manager"),
+		args: func(cp *ControlPlane) []string {
+			args := append(cp.controllerArgs(cp.ports.controllerManager),
+				"--service-account-private-key-file="+cp.file("service-account.key"),
+				"--root-ca-file="+cp.file("ca.crt"),
+				"--use-service-account-credentials=true",
+				"--allocate-node-cidrs=true",
+				"--cluster-cidr="+clusterCIDR,
+			)
+			if grace := cp.opts.NodeGrace; grace > 0 {
+				args = append(args, "--node-monitor-grace-period="+grace.String(), "--node-monitor-period="+(grace/8).String())
+			}
+			return args
 		},
-		args:  apiServerArgs,
-		ready: apiServerReady,
+		ready: func(ctx context.Context, cp *ControlPlane) error {
+			return cp.healthy(ctx, cp.ports.controllerManager)
+		},
+	}
+
+	scheduler = &component{
+		target: kubernetesTarget("kube-scheduler"),
+		args:   func(cp *ControlPlane) []string { return cp.controllerArgs(cp.ports.scheduler) },
+		ready:  func(ctx context.Context, cp *ControlPlane) error { return cp.healthy(ctx, cp.ports.scheduler) },
 	}
 
 	// components in the order in which they start; they stop in the reverse.
 	components = []*component{etcd, apiServer}
+	// controllers are started after them where Options ask for it.
+	controllers = []*component{controllerManager, scheduler}
 )
+
+// clusterCIDR is what the controller manager takes each Node's podCIDR from.
+const clusterCIDR = "10.244.0.0/16"
+
+// kubernetesTarget is a program that the module of the API server has too.
+func kubernetesTarget(name string) build.Target {
+	return build.Target{
+		Name:       name,
+		Dir:        kubernetesModule,
+		Package:    "k8s.io/kubernetes/cmd/" + name,
+		Module:     "k8s.io/kubernetes",
+		VersionVar: "k8s.io/component-base/version.gitVersion",
+	}
+}
+
+// controllerArgs are the arguments that the programs with an administrator's
+// rights share.
+func (cp *ControlPlane) controllerArgs(port int) []string {
+	return []string{
+		"--kubeconfig=" + cp.adminKubeconfig,
+		"--authentication-kubeconfig=" + cp.adminKubeconfig,
+		"--authorization-kubeconfig=" + cp.adminKubeconfig,
+		"--bind-address=127.0.0.1",
+		"--secure-port=" + strconv.Itoa(port),
+		"--tls-cert-file=" + cp.file("kube-apiserver.crt"),
+		"--tls-private-key-file=" + cp.file("kube-apiserver.key"),
+		"--leader-elect=false",
+	}
+}
+
+// healthy asks a controller's own server whether its loops run.
+func (cp *ControlPlane) healthy(ctx context.Context, port int) error {
+	config := cp.Config()
+	config.Host = loopbackURL("https", port)
+	client, err := rest.UnversionedRESTClientFor(unversioned(config))
+	if err != nil {
+		return err
+	}
+	return client.Get().AbsPath("/healthz").Do(ctx).Error()
+}
+
+func unversioned(config *rest.Config) *rest.Config {
+	config.GroupVersion = &schema.GroupVersion{}
+	config.NegotiatedSerializer = scheme.Codecs
+	return config
+}
 
 func apiServerArgs(cp *ControlPlane) []string {
 	args := []string{
@@ -113,11 +185,12 @@ func apiServerReady(ctx context.Context, cp *ControlPlane) error {
 	return err
 }
 
-// Build builds whatever a control plane needs and the cache lacks, and returns
-// the programs' files by name.
+// Build builds whatever a control plane needs, with controllers, and the cache
+// lacks, and returns the programs' files by name.
 func Build(ctx context.Context, log io.Writer) (map[string]string, error) {
-	files := make(map[string]string, len(components))
-	for _, c := range components {
+	all := slices.Concat(components, controllers)
+	files := make(map[string]string, len(all))
+	for _, c := range all {
 		file, err := build.Cached(ctx, c.target, log)
 		if err != nil {
 			return nil, err

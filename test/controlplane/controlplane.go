@@ -1,5 +1,6 @@
-// Package controlplane runs a real Kubernetes control plane, etcd and
-// kube-apiserver, on the loopback interface, from nothing to ready in seconds.
+// Package controlplane runs a real Kubernetes control plane on the loopback
+// interface, from nothing to ready in seconds: etcd and kube-apiserver, and
+// kube-controller-manager and kube-scheduler for who asks for them.
 //
 // The programs are built from the modules pinned below modules/ and cached (see
 // package build). Nothing of it needs root or touches anything but its own
@@ -37,9 +38,14 @@ type Options struct {
 	Log io.Writer
 	// AuditLog makes the API server record every request for AuditEvents.
 	AuditLog bool
+	// Controllers starts kube-controller-manager and kube-scheduler as well.
+	Controllers bool
+	// NodeGrace is how long a Node may be silent before the controller manager
+	// takes it for lost, in whole seconds; 0 is Kubernetes' own default.
+	NodeGrace time.Duration
 }
 
-// ControlPlane is a running etcd and kube-apiserver. The caller must Stop it.
+// ControlPlane is a running control plane. The caller must Stop it.
 // Its methods are safe for concurrent use.
 type ControlPlane struct {
 	opts      Options
@@ -47,7 +53,7 @@ type ControlPlane struct {
 	removeDir bool
 	binaries  map[string]string
 	ca        *authority
-	ports     struct{ etcdClient, etcdPeer, apiServer int }
+	ports     struct{ etcdClient, etcdPeer, apiServer, controllerManager, scheduler int }
 
 	admin           *rest.Config
 	adminKubeconfig string
@@ -99,7 +105,7 @@ func start(ctx context.Context, opts Options, binaries map[string]string) (_ *Co
 	if err := cp.prepare(); err != nil {
 		return nil, err
 	}
-	for _, c := range components {
+	for _, c := range cp.components() {
 		if err := cp.run(ctx, c); err != nil {
 			return nil, err
 		}
@@ -107,13 +113,23 @@ func start(ctx context.Context, opts Options, binaries map[string]string) (_ *Co
 	return cp, nil
 }
 
+// components are what this control plane consists of, in the order in which they
+// start.
+func (cp *ControlPlane) components() []*component {
+	if cp.opts.Controllers {
+		return slices.Concat(components, controllers)
+	}
+	return components
+}
+
 // prepare makes everything that the components find when they start.
 func (cp *ControlPlane) prepare() error {
-	ports, err := process.FreePorts(3)
+	ports, err := process.FreePorts(5)
 	if err != nil {
 		return err
 	}
 	cp.ports.etcdClient, cp.ports.etcdPeer, cp.ports.apiServer = ports[0], ports[1], ports[2]
+	cp.ports.controllerManager, cp.ports.scheduler = ports[3], ports[4]
 
 	if cp.ca, err = newAuthority(); err != nil {
 		return err
@@ -221,7 +237,7 @@ func (cp *ControlPlane) Stop() error {
 // stopProcesses is Stop without removing anything: after a failed test the logs
 // are wanted.
 func (cp *ControlPlane) stopProcesses() {
-	for _, c := range slices.Backward(components) {
+	for _, c := range slices.Backward(cp.components()) {
 		cp.halt(c)
 	}
 }

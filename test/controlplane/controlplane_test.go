@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -242,5 +243,26 @@ func TestStartCanceled(t *testing.T) {
 	cancel()
 	if _, err := Start(ctx, Options{}); err == nil {
 		t.Error("Start with a canceled context: no error")
+	}
+}
+
+func TestControllers(t *testing.T) {
+	cp := StartExclusive(t, Options{Controllers: true})
+	client, ctx := cp.Client(), t.Context()
+	if _, err := client.CoreV1().Nodes().Create(ctx, newNode("silent"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(readyTimeout); ; time.Sleep(50 * time.Millisecond) {
+		node, err := client.CoreV1().Nodes().Get(ctx, "silent", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tainted := slices.ContainsFunc(node.Spec.Taints, func(taint corev1.Taint) bool { return taint.Key == corev1.TaintNodeNotReady })
+		if tainted && node.Spec.PodCIDR != "" {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("controllers left the node alone: %+v", node.Spec)
+		}
 	}
 }

@@ -39,6 +39,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	dir := flags.String("dir", "", "keep data, certificates and logs in this `directory` (default: a temporary one, removed at the end)")
 	node := flags.String("node", "", "also write a kubeconfig for the node of this `name`")
 	audit := flags.Bool("audit", false, "record every request in audit.log")
+	controllers := flags.Bool("controllers", false, "run kube-controller-manager and kube-scheduler as well")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -55,7 +56,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	}
 
 	begin := time.Now()
-	cp, err := controlplane.Start(ctx, controlplane.Options{Dir: *dir, Log: stderr, AuditLog: *audit})
+	cp, err := controlplane.Start(ctx, controlplane.Options{Dir: *dir, Log: stderr, AuditLog: *audit, Controllers: *controllers})
 	if err != nil {
 		return err
 	}
