@@ -231,6 +231,9 @@ type diskReader struct {
 	timer   *time.Timer
 	nodefs  *filesystem
 	imagefs *filesystem
+
+	imageDirectories []string // without what imagesAt was told
+	images           string   // what that was
 }
 
 // newDiskReader watches the filesystem that holds rootDirectory, and the one
@@ -242,10 +245,27 @@ func newDiskReader(rootfs, rootDirectory string, imageDirectories []string, time
 		timeout: timeout,
 		timer:   time.NewTimer(math.MaxInt64),
 		nodefs:  newFilesystem(rootfs, nodefs),
-		imagefs: newFilesystem(rootfs, slices.Concat(imageDirectories, nodefs)),
+
+		imageDirectories: slices.Concat(imageDirectories, nodefs),
 	}
+	r.imagefs = newFilesystem(rootfs, r.imageDirectories)
 	r.timer.Stop()
 	return r
+}
+
+// imagesAt makes dir the first of the image directories, in place of the one that
+// it was told before, and says whether that is another. A worker that hangs is left
+// behind: it ends when its call returns.
+func (r *diskReader) imagesAt(dir string) bool {
+	if dir == r.images {
+		return false
+	}
+	r.images = dir
+	call := r.imagefs.call
+	r.imagefs.close()
+	r.imagefs = newFilesystem(r.nodefs.rootfs, append([]string{dir}, r.imageDirectories...))
+	r.imagefs.call = call
+	return true
 }
 
 // ancestors returns dir and every directory above it: on a machine where dir is

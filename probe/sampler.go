@@ -84,7 +84,8 @@ type Sampler struct {
 	vmstatTable []tableKey
 
 	wake    chan Cause
-	remount atomic.Bool // the next sample looks up the mounts
+	remount atomic.Bool            // the next sample looks up the mounts
+	images  atomic.Pointer[string] // what ImagesAt was told last
 
 	current     Snapshot // owned by the goroutine that calls Sample
 	machineRead time.Time
@@ -154,6 +155,15 @@ func New(cfg Config) (*Sampler, error) {
 	return s, nil
 }
 
+// ImagesAt makes the filesystem of dir, an absolute path of the node's, imagefs if
+// dir exists, and asks Run for a sample: a container runtime has told where it keeps
+// its images. It never blocks, and may be called as often as is convenient.
+func (s *Sampler) ImagesAt(dir string) {
+	if old := s.images.Swap(&dir); old == nil || *old != dir {
+		s.Wake(CauseMounts)
+	}
+}
+
 func (c *Config) cgroupfs() string { return filepath.Join(c.Sysfs, "fs/cgroup") }
 
 // Sample reads everything once. It never fails as a whole: what could not be
@@ -163,8 +173,11 @@ func (c *Config) cgroupfs() string { return filepath.Join(c.Sysfs, "fs/cgroup") 
 func (s *Sampler) Sample() *Snapshot {
 	snap := &s.current
 	snap.Time = time.Now()
-	s.disks.start(snap.Time)
 	remount := s.remount.Swap(false) || snap.Errors[SourceMounts] != nil
+	if dir := s.images.Load(); dir != nil && s.disks.imagesAt(*dir) {
+		remount = true
+	}
+	s.disks.start(snap.Time)
 	if s.machineRead.IsZero() || snap.Time.Sub(s.machineRead) >= machineInterval {
 		s.machineRead, remount = snap.Time, true
 		s.readRarely(snap)

@@ -125,11 +125,16 @@ port: 65536
 kubeReserved:
   memory: much
   ephemeral-storage: 1e-999999999
+reservedSystemCPUs: 0-
 `, []string{
 			`:3: systemReserved[cpu]: --system-reserved value failed to parse: resource quantity for "cpu" cannot be negative: -1`,
 			`:3: systemReserved[gpu]: --system-reserved value failed to parse: cannot reserve "gpu" resource`,
 			`:5: kubeReserved[memory]: --kube-reserved value failed to parse: failed to parse quantity "much" for "memory" resource: ` + quantityRule,
 			`:6: kubeReserved[ephemeral-storage]: --kube-reserved value failed to parse: failed to parse quantity "1e-999999999" for "ephemeral-storage" resource: unable to parse quantity's suffix`,
+			`:7: reservedSystemCPUs: "0-" is not a list of CPUs such as 0-1,8`,
+		}},
+		{"image service without a runtime", header + "imageServiceEndpoint: unix:///run/images.sock\n", []string{
+			`:3: imageServiceEndpoint: there is no containerRuntimeEndpoint`,
 		}},
 		{"taints", header + `registerWithTaints:
 - {key: a, effect: NoSchedule}

@@ -58,8 +58,10 @@ type config struct {
 	PodsPerCore                   int64             `yaml:"podsPerCore"`
 	SystemReserved                map[string]string `yaml:"systemReserved"`
 	KubeReserved                  map[string]string `yaml:"kubeReserved"`
+	ReservedSystemCPUs            string            `yaml:"reservedSystemCPUs"`
 	LocalStorageCapacityIsolation bool              `yaml:"localStorageCapacityIsolation"`
 	ContainerRuntimeEndpoint      string            `yaml:"containerRuntimeEndpoint"`
+	ImageServiceEndpoint          string            `yaml:"imageServiceEndpoint"`
 	NodeStatusMaxImages           int32             `yaml:"nodeStatusMaxImages"`
 	KubeletVersion                string            `yaml:"kubeletVersion"`
 	Port                          int32             `yaml:"port"`

@@ -111,7 +111,6 @@ error. Each difference to what a kubelet would do is logged:
 	                              mergeDefaultEvictionSettings is false
 	evictionHard: {}              in FILE: no thresholds, as for a kubelet
 	evictionHard[pid.available]   keeps our default; a kubelet has none
-	reservedSystemCPUs            is ignored: see systemReserved
 
 # Serving
 

@@ -142,6 +142,7 @@ func TestKubeletDefaults(t *testing.T) {
 			c.EvictionHard = hardWith(map[string]string{"memory.available": "500Mi"})
 			c.EvictionSoft = map[string]string{"memory.available": "1Gi"}
 			c.EvictionSoftGracePeriod = map[string]string{"memory.available": "2m"}
+			c.ReservedSystemCPUs = "0-1"
 		}},
 		{"none", func(c *config) {
 			c.EvictionHard = map[string]string{}

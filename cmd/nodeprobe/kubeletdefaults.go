@@ -68,12 +68,7 @@ func (k *kubeletConfig) overlay(doc kubeletDocument) {
 	d.unknown = func(at string, key *yaml.Node) {
 		k.remarks.add(slog.LevelWarn, doc.path, key.Line, "%s: unknown field, ignored", at)
 	}
-	ignore := func(at string, value *yaml.Node) {
-		k.ignored = append(k.ignored, at)
-		if at == "reservedSystemCPUs" && !isNull(value) && value.Value != "" {
-			k.remarks.add(slog.LevelWarn, doc.path, value.Line, "%s: ignored; a kubelet would reserve these CPUs: put their number in systemReserved[cpu]", at)
-		}
-	}
+	ignore := func(at string) { k.ignored = append(k.ignored, at) }
 	merge := &k.merge
 	if doc.dropIn { // a kubelet does not look at it there
 		merge = nil
@@ -84,12 +79,12 @@ func (k *kubeletConfig) overlay(doc kubeletDocument) {
 		k.problems = append(k.problems, p)
 	}
 	again := decoder{patch: doc.dropIn, unknown: func(string, *yaml.Node) {}}
-	again.kubelet(doc.root, &k.theirs, nil, func(string, *yaml.Node) {})
+	again.kubelet(doc.root, &k.theirs, nil, func(string) {})
 }
 
 // kubelet decodes one document over c, and mergeDefaultEvictionSettings into
 // merge unless that is nil.
-func (d *decoder) kubelet(root *yaml.Node, c *config, merge **bool, ignore func(at string, value *yaml.Node)) {
+func (d *decoder) kubelet(root *yaml.Node, c *config, merge **bool, ignore func(at string)) {
 	d.mapping("", root, func(key string) string { return key }, func(at string, key, value *yaml.Node) {
 		field := fieldNamed(reflect.ValueOf(c).Elem(), at)
 		switch {
@@ -108,7 +103,7 @@ func (d *decoder) kubelet(root *yaml.Node, c *config, merge **bool, ignore func(
 				d.value(at, value, reflect.ValueOf(*merge).Elem())
 			}
 		default:
-			ignore(at, value)
+			ignore(at)
 		}
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/utils/cpuset"
 
 	"github.com/nodeprobe/nodeprobe/heartbeat"
 	"github.com/nodeprobe/nodeprobe/probe"
@@ -32,6 +33,8 @@ type owner struct {
 
 	nodeName  string
 	resources *status.Resources
+	reserved  cpuset.CPUSet // CPUs that pods shall not have
+	sysfs     string
 	lastWord  string // of the Ready condition; "" for none
 	monitor   *monitor
 	sampler   *probe.Sampler
@@ -47,7 +50,7 @@ func newOwner(cfg *config, p *policy, paths paths, sampler *probe.Sampler, monit
 	duration := time.Duration(cfg.NodeLeaseDurationSeconds) * time.Second
 	o := &owner{
 		client: client, guard: newGuard(duration, log, reg),
-		nodeName: p.nodeName, resources: &p.resources, lastWord: cfg.LastWord,
+		nodeName: p.nodeName, resources: &p.resources, reserved: p.reserved, sysfs: paths.sysfs, lastWord: cfg.LastWord,
 		monitor: monitor, sampler: sampler, mostImages: int(cfg.NodeStatusMaxImages), log: log,
 	}
 	if o.runtime, err = newRuntime(cfg, paths, log, reg); err != nil {
@@ -109,6 +112,9 @@ func (o *owner) check(ctx context.Context, first *probe.Snapshot) error {
 	if err := o.guard.start(ctx, o.client.nodes, o.client.leases, o.nodeName); err != nil {
 		return err
 	}
+	if err := checkReserved(o.reserved, o.sysfs); err != nil {
+		return err
+	}
 	return o.resources.Check(&first.Capacity)
 }
 
@@ -117,14 +123,26 @@ func (o *owner) start(ctx context.Context, tasks *errgroup.Group) {
 	tasks.Go(func() error { return o.updater.Run(ctx) })
 	tasks.Go(func() error { return o.heartbeater.Run(ctx) })
 	tasks.Go(func() error { return o.recorder.Run(ctx) })
-	tasks.Go(func() error { return o.runtime.Run(ctx, o.updater.Wake) })
+	tasks.Go(func() error { return o.runtime.Run(ctx, o.runtimeChanged) })
 	if o.shutdown != nil {
 		tasks.Go(func() error { return o.shutdown.Run(ctx) })
 	}
 }
 
+// runtimeChanged is called when the container runtime tells something else.
+func (o *owner) runtimeChanged() {
+	runtime := o.runtime.Last()
+	if dir := imageDirectory(&runtime); dir != "" {
+		o.sampler.ImagesAt(dir)
+	}
+	o.updater.Wake()
+}
+
 // facts is what a status is made from.
 func (o *owner) facts() status.Facts {
+	if node := o.updater.Node(); node != nil {
+		o.runtime.Configure(podCIDRs(node))
+	}
 	facts := o.monitor.facts()
 	runtime := o.runtime.Last()
 	facts.Runtime = runtimeFacts(&runtime, o.mostImages, time.Now())

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 	utilversion "k8s.io/apimachinery/pkg/util/version"
+	"k8s.io/utils/cpuset"
 
 	"github.com/nodeprobe/nodeprobe/probe/cri"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
@@ -30,6 +31,7 @@ type policy struct {
 	notes      []pressure.Note
 	remarks    remarks // on a kubelet's files
 	resources  status.Resources
+	reserved   cpuset.CPUSet // CPUs
 	nodeIPs    []net.IP
 	taints     []v1.Taint
 	logLevel   slog.Level
@@ -69,6 +71,10 @@ func (c *config) policy() (*policy, []problem) {
 	check("nodeStatusReportFrequency", "", atLeast(c.NodeStatusReportFrequency, time.Second))
 	check("nodeLeaseDurationSeconds", "", atLeast(c.NodeLeaseDurationSeconds, 1))
 	check("containerRuntimeEndpoint", "", socket(c.ContainerRuntimeEndpoint))
+	check("imageServiceEndpoint", "", socket(c.ImageServiceEndpoint))
+	if c.ImageServiceEndpoint != "" && c.ContainerRuntimeEndpoint == "" {
+		check("imageServiceEndpoint", "", errors.New("there is no containerRuntimeEndpoint"))
+	}
 	check("nodeStatusMaxImages", "", atLeast(c.NodeStatusMaxImages, -1))
 	check("shutdownGracePeriod", "", between(c.ShutdownGracePeriod, 0, time.Hour))
 	check("maxPods", "", atLeast(c.MaxPods, 0))
@@ -133,6 +139,10 @@ func (p *policy) parseResources(c *config) []problem {
 		}
 		return list
 	}
+	var err error
+	if p.reserved, err = cpuset.Parse(c.ReservedSystemCPUs); err != nil {
+		problems = append(problems, problem{field: "reservedSystemCPUs", err: fmt.Errorf("%q is not a list of CPUs such as 0-1,8", c.ReservedSystemCPUs)})
+	}
 	// Only the hard thresholds are reserved, and of a soft one that has no grace
 	// period the evaluator makes a hard one.
 	hard, _, _ := pressure.Parse(pressure.Config{Hard: c.EvictionHard})
@@ -142,6 +152,10 @@ func (p *policy) parseResources(c *config) []problem {
 		KubeReserved:                  parse("kubeReserved", "--kube-reserved", c.KubeReserved),
 		Thresholds:                    hard,
 		LocalStorageCapacityIsolation: c.LocalStorageCapacityIsolation,
+	}
+	if n := p.reserved.Size(); n > 0 {
+		p.resources.SystemReserved[v1.ResourceCPU] = *resource.NewQuantity(int64(n), resource.DecimalSI)
+		delete(p.resources.KubeReserved, v1.ResourceCPU)
 	}
 	return problems
 }

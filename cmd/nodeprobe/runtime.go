@@ -72,14 +72,36 @@ func nodeImages(images []cri.Image, most int) []v1.ContainerImage {
 	return shown
 }
 
+// imageDirectory is where the runtime keeps its images, a directory of the node;
+// "" while it has not told. The kubelet takes the first as well.
+func imageDirectory(s *cri.Snapshot) string {
+	if len(s.ImageFilesystems) == 0 || !filepath.IsAbs(s.ImageFilesystems[0].Mountpoint) {
+		return ""
+	}
+	return s.ImageFilesystems[0].Mountpoint
+}
+
+// podCIDRs are the addresses that the Node's pods have, as a runtime is told them.
+func podCIDRs(node *v1.Node) string {
+	if len(node.Spec.PodCIDRs) == 0 {
+		return node.Spec.PodCIDR
+	}
+	return strings.Join(node.Spec.PodCIDRs, ",")
+}
+
 // newRuntime returns what asks the container runtime; of a node that has none if
 // none is configured.
 func newRuntime(cfg *config, paths paths, log *slog.Logger, reg prometheus.Registerer) (*cri.Sampler, error) {
-	endpoint := cfg.ContainerRuntimeEndpoint
-	if endpoint != "" {
-		endpoint = "unix://" + filepath.Join(paths.rootfs, strings.TrimPrefix(endpoint, "unix://"))
+	onNode := func(endpoint string) string {
+		if endpoint == "" {
+			return ""
+		}
+		return "unix://" + filepath.Join(paths.rootfs, strings.TrimPrefix(endpoint, "unix://"))
 	}
-	sampler, err := cri.New(cri.Config{Endpoint: endpoint, Logger: log, Registerer: reg})
+	sampler, err := cri.New(cri.Config{
+		Endpoint: onNode(cfg.ContainerRuntimeEndpoint), ImageEndpoint: onNode(cfg.ImageServiceEndpoint),
+		Logger: log, Registerer: reg,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("set up container runtime: %w", err)
 	}

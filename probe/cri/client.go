@@ -12,11 +12,16 @@ import (
 
 // methods are the calls as HTTP/2 paths.
 var methods = [NumCalls]string{
-	CallStatus:      "/runtime.v1.RuntimeService/Status",
-	CallVersion:     "/runtime.v1.RuntimeService/Version",
-	CallImageFsInfo: "/runtime.v1.ImageService/ImageFsInfo",
-	CallListImages:  "/runtime.v1.ImageService/ListImages",
+	CallStatus:              "/runtime.v1.RuntimeService/Status",
+	CallVersion:             "/runtime.v1.RuntimeService/Version",
+	CallUpdateRuntimeConfig: "/runtime.v1.RuntimeService/UpdateRuntimeConfig",
+	CallImageFsInfo:         "/runtime.v1.ImageService/ImageFsInfo",
+	CallListImages:          "/runtime.v1.ImageService/ListImages",
 }
+
+// ofImages says whether the image service answers a call, which may have a socket
+// of its own.
+func (c Call) ofImages() bool { return c == CallImageFsInfo || c == CallListImages }
 
 // maxSocketPath is what fits into the address of a socket, with its final NUL.
 const maxSocketPath = 107
@@ -41,7 +46,7 @@ type client struct {
 	dialled func() // called at each attempt to connect
 }
 
-func (c *client) call(ctx context.Context, call Call) ([]byte, error) {
+func (c *client) call(ctx context.Context, call Call, request []byte) ([]byte, error) {
 	if c.conn == nil {
 		c.dialled()
 		conn, err := dial(ctx, c.path)
@@ -50,7 +55,7 @@ func (c *client) call(ctx context.Context, call Call) ([]byte, error) {
 		}
 		c.conn = conn
 	}
-	return c.conn.call(ctx, methods[call])
+	return c.conn.call(ctx, methods[call], request)
 }
 
 func (c *client) close() {

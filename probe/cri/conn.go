@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -77,13 +78,13 @@ func dial(ctx context.Context, path string) (*conn, error) {
 	return c, nil
 }
 
-// call makes one gRPC call with an empty request, and returns the message that
+// call makes one gRPC call with a small request, and returns the message that
 // answers it. It returns when ctx ends. After an error other than a *statusError
 // there must be no further call.
-func (c *conn) call(ctx context.Context, method string) ([]byte, error) {
+func (c *conn) call(ctx context.Context, method string, request []byte) ([]byte, error) {
 	// A deadline in the past interrupts reads and writes.
 	stop := context.AfterFunc(ctx, func() { _ = c.net.SetDeadline(time.Unix(1, 0)) })
-	answer, err := c.roundTrip(method)
+	answer, err := c.roundTrip(method, request)
 	if !stop() {
 		// The deadline is set, or will be: an answer that came all the same must
 		// not lead to another call.
@@ -96,9 +97,9 @@ func (c *conn) call(ctx context.Context, method string) ([]byte, error) {
 }
 
 // roundTrip sends the request and reads up to the end of the answer.
-func (c *conn) roundTrip(method string) (*answer, error) {
+func (c *conn) roundTrip(method string, request []byte) (*answer, error) {
 	a := &answer{}
-	err := c.request(method)
+	err := c.request(method, request)
 	for err == nil && !a.complete {
 		var frame http2.Frame
 		if frame, err = c.framer.ReadFrame(); err == nil {
@@ -125,8 +126,8 @@ func brief(err error, begun bool) error {
 	return err
 }
 
-// request sends a call whose message is empty.
-func (c *conn) request(method string) error {
+// request sends a call whose message fits into a frame.
+func (c *conn) request(method string, message []byte) error {
 	c.stream += 2
 	if c.stream == 2 {
 		c.stream = 1 // a client's streams are odd
@@ -149,8 +150,9 @@ func (c *conn) request(method string) error {
 	if err != nil {
 		return err
 	}
-	// Not compressed, no bytes long.
-	if err := c.framer.WriteData(c.stream, true, make([]byte, prefixLen)); err != nil {
+	// Not compressed, so many bytes long.
+	data := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))), message...)
+	if err := c.framer.WriteData(c.stream, true, data); err != nil {
 		return err
 	}
 	return c.flush()

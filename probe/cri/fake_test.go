@@ -49,6 +49,7 @@ type runtime struct {
 	mu          sync.Mutex
 	connections int
 	calls       map[string]int // by path
+	podCIDRs    []string       // that it was told
 	answers     map[Call]http.HandlerFunc
 }
 
@@ -100,6 +101,12 @@ func (r *runtime) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	r.mu.Unlock()
 	body := new(bytes.Buffer)
 	body.ReadFrom(req.Body)
+	if req.URL.Path == methods[CallUpdateRuntimeConfig] && body.Len() > prefixLen+6 {
+		r.mu.Lock()
+		r.podCIDRs = append(r.podCIDRs, string(body.Next(body.Len())[prefixLen+6:]))
+		r.mu.Unlock()
+		body.Write(make([]byte, prefixLen))
+	}
 	if req.Method != http.MethodPost || req.Header.Get("Content-Type") != "application/grpc" || req.Header.Get("Te") != "trailers" ||
 		!bytes.Equal(body.Bytes(), make([]byte, prefixLen)) {
 		http.Error(w, "not a gRPC call with an empty message", http.StatusBadRequest)
@@ -183,6 +190,7 @@ func healthy() map[Call]http.HandlerFunc {
 	return map[Call]http.HandlerFunc{
 		CallStatus: tell(statusMessage), CallVersion: tell(versionMessage),
 		CallImageFsInfo: tell(filesystemsMessage), CallListImages: tell(imagesMessage),
+		CallUpdateRuntimeConfig: tell(nil),
 	}
 }
 

@@ -39,6 +39,8 @@ type Config struct {
 	// Endpoint is the runtime's socket: unix:// and an absolute path, or such a
 	// path alone. "" means that the node has no runtime.
 	Endpoint string
+	// ImageEndpoint is where images are asked for; "" is Endpoint.
+	ImageEndpoint string
 	// Interval is the time between two calls of Status; 0 means 10 s.
 	Interval time.Duration
 	// ImageInterval is the time between two calls of ListImages and of
@@ -57,9 +59,12 @@ type Config struct {
 }
 
 func (c *Config) validate() error {
-	if c.Endpoint != "" {
-		if _, err := socketPath(c.Endpoint); err != nil {
-			return fmt.Errorf("Endpoint: %w", err)
+	for _, e := range []struct{ name, value string }{{"Endpoint", c.Endpoint}, {"ImageEndpoint", c.ImageEndpoint}} {
+		if e.value == "" {
+			continue
+		}
+		if _, err := socketPath(e.value); err != nil {
+			return fmt.Errorf("%s: %w", e.name, err)
 		}
 	}
 	for _, d := range []struct {
@@ -79,9 +84,11 @@ type Sampler struct {
 	cfg      Config
 	metrics  *metrics
 	interval [NumCalls]time.Duration
-	client   *client
-	// call makes a call; it is client.call but in tests.
-	call func(context.Context, Call) ([]byte, error)
+	// services are who is asked, by call; all calls may have the same one.
+	services [NumCalls]*service
+	// call makes a call; it is ask but in tests.
+	call func(ctx context.Context, c Call, request []byte) ([]byte, error)
+	poke chan struct{} // there is something to tell the runtime
 
 	// What follows belongs to the goroutine that calls Sample.
 	current Snapshot
@@ -89,8 +96,16 @@ type Sampler struct {
 	pause   time.Duration       // to the next Status, after one that failed; else 0
 	logged  [NumCalls]logged
 
-	mu   sync.Mutex // guards last
-	last Snapshot
+	mu      sync.Mutex // guards the rest
+	last    Snapshot
+	podCIDR string
+}
+
+// service is a socket that answers calls.
+type service struct {
+	endpoint string
+	client   *client
+	lost     error // in the present Sample
 }
 
 // logged is what was last said about a call.
@@ -116,26 +131,43 @@ func New(cfg Config) (*Sampler, error) {
 		interval: [NumCalls]time.Duration{
 			CallVersion: versionInterval, CallImageFsInfo: cfg.ImageInterval, CallListImages: cfg.ImageInterval,
 		},
+		poke:    make(chan struct{}, 1),
 		current: Snapshot{Endpoint: cfg.Endpoint},
 		last:    Snapshot{Endpoint: cfg.Endpoint},
 	}
 	if cfg.Endpoint == "" {
 		return s, nil
 	}
-	path, err := socketPath(cfg.Endpoint)
-	if err != nil {
-		return nil, fmt.Errorf("Endpoint: %w", err)
-	}
+	var err error
 	if s.metrics, err = newMetrics(cfg.Registerer, s.Last); err != nil {
 		return nil, err
 	}
-	s.client = &client{path: path, dialled: s.metrics.connects.Inc}
-	s.call = s.client.call
+	runtime := s.newService(cfg.Endpoint)
+	images := runtime
+	if cfg.ImageEndpoint != "" && cfg.ImageEndpoint != cfg.Endpoint {
+		images = s.newService(cfg.ImageEndpoint)
+	}
+	for c := range Call(NumCalls) {
+		if s.services[c] = runtime; c.ofImages() {
+			s.services[c] = images
+		}
+	}
+	s.call = s.ask
 	return s, nil
 }
 
+// newService takes an endpoint that has been checked.
+func (s *Sampler) newService(endpoint string) *service {
+	path, _ := socketPath(endpoint)
+	return &service{endpoint: endpoint, client: &client{path: path, dialled: s.metrics.connects.Inc}}
+}
+
+func (s *Sampler) ask(ctx context.Context, c Call, request []byte) ([]byte, error) {
+	return s.services[c].client.call(ctx, c, request)
+}
+
 // Sample makes the calls that are due, over one connection: Status each time,
-// Version once a minute and after the runtime was away, the others at
+// Version once a minute and after the runtime was away, those about images at
 // ImageInterval. Each takes a timeout at most, and a runtime that cannot be
 // reached, or did not answer, is asked nothing more in this Sample. It never fails
 // as a whole: Snapshot.Reads says what did. The Snapshot belongs to the Sampler and
@@ -145,16 +177,19 @@ func (s *Sampler) Sample(ctx context.Context) *Snapshot {
 	if s.cfg.Endpoint == "" {
 		return &s.current
 	}
-	defer s.client.close()
 	now := time.Now()
-	var unreachable error
+	for _, service := range s.services {
+		service.lost = nil
+		defer service.client.close()
+	}
 	for c := range Call(NumCalls) {
-		if now.Before(s.due[c]) {
+		service := s.services[c]
+		if now.Before(s.due[c]) || c == CallUpdateRuntimeConfig && !s.untold() {
 			continue
 		}
 		read := &s.current.Reads[c]
-		if unreachable != nil {
-			read.Err = unreachable
+		if service.lost != nil {
+			read.Err = service.lost
 			continue
 		}
 		out, err := s.read(ctx, c)
@@ -168,12 +203,15 @@ func (s *Sampler) Sample(ctx context.Context) *Snapshot {
 			read.Time = time.Now()
 			s.due[c] = now.Add(s.interval[c])
 		case out == lost:
-			s.due[CallVersion] = now // what comes back may be another runtime
+			if !c.ofImages() || service == s.services[CallStatus] { // what comes back may be another runtime
+				s.due[CallVersion], s.due[CallUpdateRuntimeConfig] = now, now
+				s.current.PodCIDR = ""
+			}
 		case c != CallStatus:
 			s.due[c] = now.Add(retryInterval)
 		}
 		if out == hung || out == lost {
-			unreachable = err
+			service.lost = err
 		}
 	}
 	if s.current.Reads[CallStatus].Err == nil {
@@ -202,7 +240,13 @@ func (s *Sampler) read(ctx context.Context, c Call) (outcome, error) {
 	call, cancel := context.WithTimeoutCause(ctx, s.cfg.Timeout, noAnswer(s.cfg.Timeout))
 	defer cancel()
 	start := time.Now()
-	message, err := s.call(call, c)
+	var message []byte
+	var err error
+	if c == CallUpdateRuntimeConfig {
+		err = s.configure(call, s.wanted())
+	} else {
+		message, err = s.call(call, c, nil)
+	}
 	took := time.Since(start)
 	out := told
 	switch {
@@ -219,7 +263,7 @@ func (s *Sampler) read(ctx context.Context, c Call) (outcome, error) {
 	}
 	s.metrics.calls[c].count(took, err)
 	if err != nil {
-		err = fmt.Errorf("call %s of %s: %w", c, s.cfg.Endpoint, err)
+		err = fmt.Errorf("call %s of %s: %w", c, s.services[c].endpoint, err)
 	}
 	return out, err
 }
@@ -268,7 +312,7 @@ func (s *Sampler) note(c Call, err error, now time.Time) {
 	if err == nil {
 		if said.text != "" {
 			*said = logged{}
-			s.cfg.Logger.Info("container runtime answers again", "call", c.String(), "endpoint", s.cfg.Endpoint)
+			s.cfg.Logger.Info("container runtime answers again", "call", c.String(), "endpoint", s.services[c].endpoint)
 		}
 		return
 	}
@@ -287,6 +331,10 @@ func (s *Sampler) note(c Call, err error, now time.Time) {
 func (s *Sampler) Run(ctx context.Context, changed func()) error {
 	var timer <-chan time.Time // nil without a runtime
 	for {
+		select {
+		case <-s.poke: // what it is about is told now
+		default:
+		}
 		before := s.current
 		snap := s.Sample(ctx)
 		if changed != nil && ctx.Err() == nil && !snap.same(&before) {
@@ -299,6 +347,8 @@ func (s *Sampler) Run(ctx context.Context, changed func()) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-timer:
+		case <-s.poke:
+			s.due[CallUpdateRuntimeConfig] = time.Time{}
 		}
 	}
 }

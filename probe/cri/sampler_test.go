@@ -20,6 +20,7 @@ import (
 type script struct {
 	start time.Time
 	asked []string
+	told  []string // by UpdateRuntimeConfig
 
 	mu      sync.Mutex
 	answers map[Call]func(context.Context) ([]byte, error)
@@ -31,8 +32,13 @@ func (x *script) set(c Call, answer func(context.Context) ([]byte, error)) {
 	x.answers[c] = answer
 }
 
-func (x *script) call(ctx context.Context, c Call) ([]byte, error) {
-	x.asked = append(x.asked, fmt.Sprintf("%s %s", time.Since(x.start).Round(time.Millisecond), c))
+func (x *script) call(ctx context.Context, c Call, request []byte) ([]byte, error) {
+	at := time.Since(x.start).Round(time.Millisecond)
+	if c == CallUpdateRuntimeConfig {
+		x.told = append(x.told, fmt.Sprintf("%s %s", at, request[6:])) // three tags and lengths before it
+	} else {
+		x.asked = append(x.asked, fmt.Sprintf("%s %s", at, c))
+	}
 	x.mu.Lock()
 	answer := x.answers[c]
 	x.mu.Unlock()
@@ -57,6 +63,7 @@ func newScript(t *testing.T, cfg Config) (*Sampler, *script) {
 	x := &script{start: time.Now(), answers: map[Call]func(context.Context) ([]byte, error){
 		CallStatus: says(statusMessage), CallVersion: says(versionMessage),
 		CallImageFsInfo: says(filesystemsMessage), CallListImages: says(imagesMessage),
+		CallUpdateRuntimeConfig: says(nil),
 	}}
 	cfg.Endpoint = "unix:///run/x.sock"
 	s := newSampler(t, cfg)
@@ -163,16 +170,16 @@ func TestScheduleCounts(t *testing.T) {
 // for itself.
 func TestFailureKeepsWhatIsKnown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		for c := range Call(NumCalls) {
+		for c := range questions(&Snapshot{}) {
 			s, x := newScript(t, Config{ImageInterval: time.Second})
 			before := *s.Sample(t.Context())
 			time.Sleep(6 * time.Minute)
 			x.answers[c] = says([]byte{0xff})
 			after := *s.Sample(t.Context())
-			for other, read := range after.Reads {
+			for other, read := range questions(&after) {
 				was := before.Reads[other]
-				if failed := Call(other) == c; failed != (read.Err != nil) || failed != read.Time.Equal(was.Time) {
-					t.Errorf("%s fails; %s: %+v", c, Call(other), read)
+				if failed := other == c; failed != (read.Err != nil) || failed != read.Time.Equal(was.Time) {
+					t.Errorf("%s fails; %s: %+v", c, other, read)
 				}
 			}
 			before.Reads, after.Reads = [NumCalls]Read{}, [NumCalls]Read{}

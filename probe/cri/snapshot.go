@@ -17,6 +17,8 @@ type Snapshot struct {
 	// Endpoint is where the runtime is asked: Config.Endpoint. Where it is ""
 	// there is no runtime, and nothing else in here means anything.
 	Endpoint string
+	// PodCIDR is what the runtime has last been told by Configure.
+	PodCIDR string
 	// Reads says of each call when it told what is here, and what went wrong
 	// since.
 	Reads [NumCalls]Read
@@ -42,6 +44,7 @@ type Call uint8
 const (
 	CallStatus Call = iota
 	CallVersion
+	CallUpdateRuntimeConfig // only where Configure has given it something to say
 	CallImageFsInfo
 	CallListImages
 
@@ -51,7 +54,7 @@ const (
 
 // String returns the method's name in the CRI.
 func (c Call) String() string {
-	return [NumCalls]string{"Status", "Version", "ImageFsInfo", "ListImages"}[c]
+	return [NumCalls]string{"Status", "Version", "UpdateRuntimeConfig", "ImageFsInfo", "ListImages"}[c]
 }
 
 // Read is how a call went.

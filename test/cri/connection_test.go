@@ -54,6 +54,25 @@ func TestGracefulStop(t *testing.T) {
 	}
 }
 
+// The runtime understands where pods' addresses shall come from.
+func TestPodCIDR(t *testing.T) {
+	path := socket(t)
+	runtime := &server{}
+	runtime.set(healthy())
+	serve(t, path, runtime)
+	s := newSampler(t, path)
+	for _, cidr := range []string{"10.244.3.0/24", "10.244.3.0/24,fd00:10:244:3::/64"} {
+		s.Configure(cidr)
+		mustRead(t, s)
+		runtime.mu.Lock()
+		got := runtime.podCIDR
+		runtime.mu.Unlock()
+		if got != cidr {
+			t.Errorf("it was told %q, not %q", got, cidr)
+		}
+	}
+}
+
 // A runtime that offers other services only, as containerd does whose CRI is
 // turned off.
 func TestOtherServices(t *testing.T) {

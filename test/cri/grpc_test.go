@@ -24,6 +24,7 @@ type server struct {
 
 	mu      sync.Mutex
 	answers answers
+	podCIDR string // that it was told
 }
 
 // answers are what a runtime says; err, where it is set, instead of everything.
@@ -55,6 +56,13 @@ func (s *server) Version(context.Context, *runtimeapi.VersionRequest) (*runtimea
 func (s *server) Status(context.Context, *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
 	a := s.get()
 	return a.status, a.err
+}
+
+func (s *server) UpdateRuntimeConfig(_ context.Context, r *runtimeapi.UpdateRuntimeConfigRequest) (*runtimeapi.UpdateRuntimeConfigResponse, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.podCIDR = r.GetRuntimeConfig().GetNetworkConfig().GetPodCidr()
+	return &runtimeapi.UpdateRuntimeConfigResponse{}, s.answers.err
 }
 
 func (s *server) ListImages(context.Context, *runtimeapi.ListImagesRequest) (*runtimeapi.ListImagesResponse, error) {
