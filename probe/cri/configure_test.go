@@ -45,7 +45,7 @@ func TestConfigure(t *testing.T) {
 				s.Configure("10.0.0.0/24")
 				after(15*time.Second, func() { x.set(CallStatus, fails(errLost)) })
 				after(25*time.Second, func() { x.set(CallStatus, says(statusMessage)) })
-			}, `0s 10.0.0.0/24; 27.5s 10.0.0.0/24`,
+			}, `0s 10.0.0.0/24; 25.1s 10.0.0.0/24`,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -174,6 +174,7 @@ var (
 		msg(3, msg(2, num(1, 1))),
 		msg(4, num(1, 1)),
 	)
+	readyMessage   = join(msg(1, condition("RuntimeReady", true, "", ""), condition("NetworkReady", true, "", "")))
 	versionMessage = join(str(1, "0.1.0"), str(2, "containerd"), str(3, "2.1.0"), str(4, "v1"))
 	imagesMessage  = join(
 		msg(1, str(1, "sha256:aa"), str(2, "pause:3.10"), str(3, "pause@sha256:01"), num(4, 700)),

@@ -57,7 +57,7 @@ func TestMetrics(t *testing.T) {
 		maps.Copy(want, map[string]float64{
 			"calls_total Status": 2, "calls_total Version": 1, "calls_total ImageFsInfo": 1, "calls_total ListImages": 1,
 			"call_seconds_total ListImages": 10, "call_errors_total ListImages": 1,
-			"condition_status RuntimeReady": 1, "condition_status NetworkReady": 0,
+			"condition_status RuntimeReady": 1, "condition_status NetworkReady": 1,
 			"runtime_info containerd 2.1.0":             1,
 			"last_answer_timestamp_seconds Status":      now + 10,
 			"last_answer_timestamp_seconds Version":     now,

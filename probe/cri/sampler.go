@@ -26,9 +26,11 @@ const (
 	// Status that the runtime answers with an error, or not at all. The next
 	// Status must not wait for it.
 	retryInterval = 30 * time.Second
-	// firstPause is the time to the next attempt after a Status that failed. It
-	// doubles at each further one, up to Config.Interval.
-	firstPause = 500 * time.Millisecond
+	// eagerPause is the time between two calls of Status while the runtime, or its
+	// network, is not ready and was so less than eagerFor ago, or never was: it is
+	// about to be, and the node with it. The kubelet does the same.
+	eagerPause = 100 * time.Millisecond
+	eagerFor   = 2 * time.Minute
 	// relogInterval is how often a call that keeps failing may be logged again
 	// because of another error.
 	relogInterval = time.Minute
@@ -93,7 +95,7 @@ type Sampler struct {
 	// What follows belongs to the goroutine that calls Sample.
 	current Snapshot
 	due     [NumCalls]time.Time // zero: at once
-	pause   time.Duration       // to the next Status, after one that failed; else 0
+	eager   time.Time           // until when eagerPause applies; zero before Run
 	logged  [NumCalls]logged
 
 	mu      sync.Mutex // guards the rest
@@ -214,11 +216,6 @@ func (s *Sampler) Sample(ctx context.Context) *Snapshot {
 			service.lost = err
 		}
 	}
-	if s.current.Reads[CallStatus].Err == nil {
-		s.pause = 0
-	} else {
-		s.pause = min(max(2*s.pause, firstPause), s.cfg.Interval)
-	}
 	s.mu.Lock()
 	s.last = s.current
 	s.mu.Unlock()
@@ -323,8 +320,8 @@ func (s *Sampler) note(c Call, err error, now time.Time) {
 	}
 }
 
-// Run samples at once, then at each interval, and sooner again after a Status
-// that failed. It calls changed, which may be nil, after each Sample that tells
+// Run samples at once, then at each interval, and sooner again while the runtime is
+// about to be ready. It calls changed, which may be nil, after each Sample that tells
 // something else than the one before, errors included; that time goes by, and how
 // much of a filesystem is used, is nothing else. Run returns when ctx ends, with
 // its cause.
@@ -341,7 +338,7 @@ func (s *Sampler) Run(ctx context.Context, changed func()) error {
 			changed()
 		}
 		if s.cfg.Endpoint != "" {
-			timer = time.After(cmp.Or(s.pause, s.cfg.Interval))
+			timer = time.After(s.pause(snap))
 		}
 		select {
 		case <-ctx.Done():
@@ -351,6 +348,19 @@ func (s *Sampler) Run(ctx context.Context, changed func()) error {
 			s.due[CallUpdateRuntimeConfig] = time.Time{}
 		}
 	}
+}
+
+// pause returns how long to wait for the next Sample.
+func (s *Sampler) pause(snap *Snapshot) time.Duration {
+	now := time.Now()
+	ready := snap.Reads[CallStatus].Err == nil && snap.Unready(now) == nil
+	if s.eager.IsZero() || ready {
+		s.eager = now.Add(eagerFor)
+	}
+	if !ready && now.Before(s.eager) {
+		return eagerPause
+	}
+	return s.cfg.Interval
 }
 
 // Last returns the latest Snapshot, which tells nothing before the first Sample.

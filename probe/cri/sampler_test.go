@@ -61,7 +61,7 @@ func hangs(ctx context.Context) ([]byte, error) {
 func newScript(t *testing.T, cfg Config) (*Sampler, *script) {
 	t.Helper()
 	x := &script{start: time.Now(), answers: map[Call]func(context.Context) ([]byte, error){
-		CallStatus: says(statusMessage), CallVersion: says(versionMessage),
+		CallStatus: says(readyMessage), CallVersion: says(versionMessage),
 		CallImageFsInfo: says(filesystemsMessage), CallListImages: says(imagesMessage),
 		CallUpdateRuntimeConfig: says(nil),
 	}}
@@ -89,24 +89,23 @@ func TestSchedule(t *testing.T) {
 			1m0s Status, 1m0s Version, 1m0s ImageFsInfo, 1m0s ListImages`,
 		},
 		"not there": {
-			answer(CallStatus, fails(errLost)), 30 * time.Second,
-			`0s Status, 500ms Status, 1.5s Status, 3.5s Status, 7.5s Status, 15.5s Status, 25.5s Status`,
+			answer(CallStatus, fails(errLost)), 250 * time.Millisecond,
+			`0s Status, 100ms Status, 200ms Status`,
 		},
 		"comes": {
 			func(x *script) {
 				x.set(CallStatus, fails(errLost))
-				time.AfterFunc(5*time.Second, func() { x.set(CallStatus, says(statusMessage)) })
-			}, 20 * time.Second,
-			`0s Status, 500ms Status, 1.5s Status, 3.5s Status, 7.5s Status, 7.5s Version, 7.5s ImageFsInfo, 7.5s ListImages,
-			17.5s Status`,
+				time.AfterFunc(150*time.Millisecond, func() { x.set(CallStatus, says(readyMessage)) })
+			}, 12 * time.Second,
+			`0s Status, 100ms Status, 200ms Status, 200ms Version, 200ms ImageFsInfo, 200ms ListImages, 10.2s Status`,
 		},
 		"hung": {
 			answer(CallStatus, hangs), 30 * time.Second,
-			`0s Status, 10.5s Status, 21.5s Status`,
+			`0s Status, 10.1s Status, 20.2s Status`,
 		},
 		"refuses": {
-			answer(CallStatus, fails(&statusError{code: 2})), 2 * time.Second,
-			`0s Status, 0s Version, 0s ImageFsInfo, 0s ListImages, 500ms Status, 1.5s Status`,
+			answer(CallStatus, fails(&statusError{code: 2})), 250 * time.Millisecond,
+			`0s Status, 0s Version, 0s ImageFsInfo, 0s ListImages, 100ms Status, 200ms Status`,
 		},
 		"version hangs": {
 			answer(CallVersion, hangs), 45 * time.Second,
@@ -166,6 +165,34 @@ func TestScheduleCounts(t *testing.T) {
 	})
 }
 
+// A runtime that does not become ready is asked often for two minutes, after the
+// start and after it was ready last, and then as rarely as any.
+func TestEagerness(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, x := newScript(t, Config{})
+		x.set(CallStatus, says(statusMessage)) // its network is not ready
+		time.AfterFunc(5*time.Minute, func() { x.set(CallStatus, says(readyMessage)) })
+		time.AfterFunc(6*time.Minute, func() { x.set(CallStatus, says(statusMessage)) })
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute-time.Second)
+		defer cancel()
+		s.Run(ctx, nil)
+		counts := make([]int, 10)
+		for _, asked := range x.asked {
+			at, call, _ := strings.Cut(asked, " ")
+			d, err := time.ParseDuration(at)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if call == "Status" {
+				counts[int(d.Minutes())]++
+			}
+		}
+		if want := []int{600, 600, 6, 6, 6, 6, 600, 501, 6, 6}; !cmp.Equal(want, counts) {
+			t.Errorf("asked in each minute: %d, want %d", counts, want)
+		}
+	})
+}
+
 // What was told stays when a call fails, with its age and the error; each part
 // for itself.
 func TestFailureKeepsWhatIsKnown(t *testing.T) {
@@ -216,8 +243,9 @@ func TestChanged(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 		defer cancel()
 		s.Run(ctx, note)
-		// After a failure the attempts come at 120 s, 120.5, 121.5, 123.5 and 127.5.
-		want := []string{"0s", "1m40s", "2m0s", "2m7.5s", "4m7.5s", "5m7.5s"}
+		// It is asked ten times a second while it has been unready for less than two
+		// minutes.
+		want := []string{"0s", "1m40s", "1m55s", "1m56s", "2m5.1s", "4m0s", "5m0s"}
 		if diff := cmp.Diff(want, changes); diff != "" {
 			t.Error(diff)
 		}
@@ -242,12 +270,12 @@ func TestLogsOncePerChange(t *testing.T) {
 				time.Sleep(10 * time.Second)
 			}
 		}
-		sample(3, says(statusMessage))
+		sample(3, says(readyMessage))
 		sample(3, fails(errLost))
 		sample(3, fails(errors.New("another"))) // too soon
 		sample(10, fails(errLost))
 		sample(3, hangs)
-		sample(2, says(statusMessage))
+		sample(2, says(readyMessage))
 		want := `level=WARN msg="container runtime does not answer" err="call Status of unix:///run/x.sock: connect: connection refused"
 level=WARN msg="container runtime does not answer" err="call Status of unix:///run/x.sock: no answer within 10s"
 level=INFO msg="container runtime answers again" call=Status endpoint=unix:///run/x.sock
