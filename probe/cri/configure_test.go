@@ -44,7 +44,7 @@ func TestConfigure(t *testing.T) {
 			func(s *Sampler, x *script) {
 				s.Configure("10.0.0.0/24")
 				after(15*time.Second, func() { x.set(CallStatus, fails(errLost)) })
-				after(25*time.Second, func() { x.set(CallStatus, says(statusMessage)) })
+				after(25050*time.Millisecond, func() { x.set(CallStatus, says(statusMessage)) })
 			}, `0s 10.0.0.0/24; 25.1s 10.0.0.0/24`,
 		},
 	} {

@@ -171,8 +171,8 @@ func TestEagerness(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, x := newScript(t, Config{})
 		x.set(CallStatus, says(statusMessage)) // its network is not ready
-		time.AfterFunc(5*time.Minute, func() { x.set(CallStatus, says(readyMessage)) })
-		time.AfterFunc(6*time.Minute, func() { x.set(CallStatus, says(statusMessage)) })
+		time.AfterFunc(5*time.Minute-time.Second, func() { x.set(CallStatus, says(readyMessage)) })
+		time.AfterFunc(6*time.Minute-time.Second, func() { x.set(CallStatus, says(statusMessage)) })
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute-time.Second)
 		defer cancel()
 		s.Run(ctx, nil)
@@ -232,9 +232,9 @@ func TestChanged(t *testing.T) {
 			time.AfterFunc(d, func() { x.set(c, answer) })
 		}
 		after(95*time.Second, CallStatus, says(notReady))
-		after(115*time.Second, CallStatus, fails(&statusError{code: 2, message: "a"}))
-		after(116*time.Second, CallStatus, fails(&statusError{code: 2, message: "b"}))
-		after(125*time.Second, CallStatus, says(notReady))
+		after(115*time.Second+50*time.Millisecond, CallStatus, fails(&statusError{code: 2, message: "a"}))
+		after(116*time.Second+50*time.Millisecond, CallStatus, fails(&statusError{code: 2, message: "b"}))
+		after(125*time.Second+50*time.Millisecond, CallStatus, says(notReady))
 		after(155*time.Second, CallImageFsInfo, says(join(
 			msg(1, msg(2, str(1, "/var/lib/images")), msg(3, num(1, 1))), msg(2, msg(2, str(1, "/var/lib/layers"))),
 		)))
@@ -245,7 +245,7 @@ func TestChanged(t *testing.T) {
 		s.Run(ctx, note)
 		// It is asked ten times a second while it has been unready for less than two
 		// minutes.
-		want := []string{"0s", "1m40s", "1m55s", "1m56s", "2m5.1s", "4m0s", "5m0s"}
+		want := []string{"0s", "1m40s", "1m55.1s", "1m56.1s", "2m5.1s", "4m0s", "5m0s"}
 		if diff := cmp.Diff(want, changes); diff != "" {
 			t.Error(diff)
 		}
