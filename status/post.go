@@ -45,15 +45,22 @@ func (u *Updater) try(ctx context.Context, paid *bool) (wait time.Duration, err 
 		return u.cfg.UpdateFrequency, nil
 	}
 	u.tellSchedulable(old)
+	due := u.report.due(now)
+	from := newBasis(old, &facts)
+	if !due && len(u.cfg.Setters) == 0 && u.idle.serves(&from, now) {
+		return u.nothingToPost(now), nil
+	}
 	next := old.DeepCopy()
 	labels := requireLabels(next)
-	u.noteSetters(apply(ctx, next, setters(&u.cfg, &facts, now)))
+	failed := apply(ctx, next, setters(&u.cfg, &facts, now))
+	u.noteSetters(failed)
 	changed := statusChanged(&old.Status, &next.Status) || labels
 
-	if !changed && !u.report.due(now) {
-		u.held = false
-		u.result(nil)
-		return min(u.cfg.UpdateFrequency, u.report.left(now)), nil
+	if !changed && !due {
+		if failed == nil { // or else it is to be tried again
+			u.idle = idle{from, now}
+		}
+		return u.nothingToPost(now), nil
 	}
 	// A post for the period's sake is not paced; if it fails, the next one is:
 	// failures are no lighter for the API server.
@@ -73,6 +80,14 @@ func (u *Updater) try(ctx context.Context, paid *bool) (wait time.Duration, err 
 	u.backoff = registerBackoff{}
 	u.result(nil)
 	return min(u.cfg.UpdateFrequency, u.report.left(now)), nil
+}
+
+// nothingToPost ends a pass that found nothing, and returns how long to wait for the
+// next one.
+func (u *Updater) nothingToPost(now time.Time) time.Duration {
+	u.held = false
+	u.result(nil)
+	return min(u.cfg.UpdateFrequency, u.report.left(now))
 }
 
 // failing says whether the latest pass failed.

@@ -33,7 +33,8 @@ type Facts struct {
 	Snapshot probe.Snapshot
 	// Verdicts are the evaluator's, one per condition.
 	Verdicts [pressure.NumConditions]pressure.Verdict
-	// Runtime is what the container runtime tells; nil on a node without one.
+	// Runtime is what the container runtime tells; nil on a node without one. It is
+	// not changed once it was given, and the same pointer stands for the same facts.
 	Runtime *Runtime
 	// Unhealthy is why this process cannot vouch for the node, or nil.
 	Unhealthy error

@@ -35,6 +35,7 @@ type Updater struct {
 	logged        noted
 	settersLogged noted
 	held          bool
+	idle          idle
 	unschedulable bool // what was last told of spec.unschedulable
 }
 

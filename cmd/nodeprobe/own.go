@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -29,6 +30,7 @@ type owner struct {
 	heartbeater *heartbeat.Heartbeater
 	shutdown    *shutdownWatcher // nil unless it is asked for
 	runtime     *cri.Sampler
+	known       atomic.Pointer[status.Runtime] // what it told last; nil if that is old
 	mostImages  int
 
 	nodeName  string
@@ -131,6 +133,7 @@ func (o *owner) start(ctx context.Context, tasks *errgroup.Group) {
 
 // runtimeChanged is called when the container runtime tells something else.
 func (o *owner) runtimeChanged() {
+	o.known.Store(nil)
 	runtime := o.runtime.Last()
 	if dir := imageDirectory(&runtime); dir != "" {
 		o.sampler.ImagesAt(dir)
@@ -144,9 +147,19 @@ func (o *owner) facts() status.Facts {
 		o.runtime.Configure(podCIDRs(node))
 	}
 	facts := o.monitor.facts()
-	runtime := o.runtime.Last()
-	facts.Runtime = runtimeFacts(&runtime, o.mostImages, time.Now())
+	facts.Runtime = o.runtimeFacts(time.Now())
 	return facts
+}
+
+// runtimeFacts makes facts anew only where they are others.
+func (o *owner) runtimeFacts(now time.Time) *status.Runtime {
+	runtime := o.runtime.Last()
+	known := o.known.Load()
+	if known == nil || fmt.Sprint(known.Unready) != fmt.Sprint(runtime.Unready(now)) { // that is also a matter of time
+		known = runtimeFacts(&runtime, o.mostImages, now)
+		o.known.Store(known)
+	}
+	return known
 }
 
 // readyChecks say whether the API server hears of us.

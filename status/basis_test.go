@@ -1,0 +1,89 @@
+package status
+
+import (
+	"context"
+	"errors"
+	"net"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+)
+
+// Passes are only left out while nothing has changed that a status is made of.
+func TestChangeIsFoundByTheNextPass(t *testing.T) {
+	for name, change := range map[string]func(*Facts){
+		"machine":   func(f *Facts) { f.Snapshot.Machine.KernelVersion = "6.13.0" },
+		"capacity":  func(f *Facts) { f.Snapshot.Capacity.CPUs++ },
+		"pages":     func(f *Facts) { f.Snapshot.Capacity.HugePages[1].Total = 1 },
+		"condition": func(f *Facts) { f.Verdicts[1].Status = pressure.True },
+		"runtime":   func(f *Facts) { f.Runtime = &Runtime{Version: "containerd://2.1.0"} },
+		"health":    func(f *Facts) { f.Unhealthy = errors.New("no samples") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newScene(t)
+				cfg := s.config()
+				changed := false
+				cfg.Facts = func() Facts {
+					f := s.facts()
+					if changed {
+						change(&f)
+					}
+					return f
+				}
+				s.steady(cfg, func() {
+					s.sleep(25 * time.Second)
+					s.api.took(t, "idle", "")
+					changed = true
+					s.sleep(10 * time.Second)
+					s.api.took(t, "changed", "PATCH")
+				})
+			})
+		})
+	}
+}
+
+// What setters find out by themselves is found within a minute, and at once if
+// they had failed; those of users run at every pass.
+func TestPassesThatAreLeftOut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		cfg := s.config()
+		lookups := 0
+		cfg.Addresses = Addresses{
+			NodeName: nodeName, Hostname: nodeName,
+			Lookup: func(context.Context, string) ([]net.IP, error) {
+				lookups++
+				if lookups == 2 {
+					return nil, errors.New("no name server")
+				}
+				return []net.IP{net.ParseIP("10.0.0.1")}, nil
+			},
+			DefaultRoute: func(net.IP) (net.IP, error) { return nil, errors.New("no route") },
+			Interfaces:   func() ([]net.Addr, error) { return ownAddresses("10.0.0.1"), nil },
+		}
+		s.steady(cfg, func() {
+			s.sleep(5 * time.Minute)
+			if lookups < 5 || lookups > 7 {
+				t.Errorf("the address was looked up %d times in five minutes", lookups)
+			}
+		})
+	})
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		cfg := s.config()
+		runs := 0
+		cfg.Setters = []Setter{func(context.Context, *v1.Node) error { runs++; return nil }}
+		s.steady(cfg, func() {
+			before := runs
+			s.sleep(time.Minute)
+			if got := runs - before; got != 6 {
+				t.Errorf("a user's setter ran %d times in a minute", got)
+			}
+		})
+	})
+}
