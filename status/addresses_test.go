@@ -256,22 +256,42 @@ func TestValidateOwnAddresses(t *testing.T) {
 	}
 }
 
+// The kubelet drops what it cannot parse, with a line in its log, and goes on
+// without a node IP. A configuration that means nothing is an error here.
 func TestParseNodeIPs(t *testing.T) {
 	const pair = "must contain either a single IP or a dual-stack pair of IPs"
 	const zero = "dual-stack node IP cannot include '0.0.0.0' or '::'"
 	for text, want := range map[string]struct{ ips, err string }{
-		"":                     {ips: "[]"},
-		" , ":                  {ips: "[]"},
-		"10.0.0.1":             {ips: "[10.0.0.1]"},
-		"010.0.0.01":           {ips: "[10.0.0.1]"},
-		"::":                   {ips: "[::]"},
-		" fd00::1 , 10.0.0.1 ": {ips: "[fd00::1 10.0.0.1]"},
-		"10.0.0.1,10.0.0.2":    {err: pair},
-		"fd00::1,fd00::2":      {err: pair},
-		"10.0.0.1,fd00::1,::1": {err: pair},
-		"0.0.0.0,fd00::1":      {err: zero},
-		"10.0.0.1,::":          {err: zero},
-		"node":                 {err: `"node" is not an IP address`},
+		"":                      {ips: "[]"},
+		" , ":                   {ips: "[]"},
+		",":                     {ips: "[]"},
+		"10.0.0.1":              {ips: "[10.0.0.1]"},
+		"010.0.0.01":            {ips: "[10.0.0.1]"},
+		"10.0.0.1,":             {ips: "[10.0.0.1]"},
+		"\t10.0.0.1\n":          {ips: "[10.0.0.1]"},
+		"0.0.0.0":               {ips: "[0.0.0.0]"},
+		"fd00::1":               {ips: "[fd00::1]"},
+		"FD00:0:0::1":           {ips: "[fd00::1]"},
+		"::ffff:10.0.0.1":       {ips: "[10.0.0.1]"},
+		"::":                    {ips: "[::]"},
+		"10.0.0.1,fd00::1":      {ips: "[10.0.0.1 fd00::1]"},
+		" fd00::1 , 10.0.0.1 ":  {ips: "[fd00::1 10.0.0.1]"},
+		"10.0.0.1,,fd00::1":     {ips: "[10.0.0.1 fd00::1]"},
+		"10.0.0.1,10.0.0.1":     {err: pair},
+		"10.0.0.1,10.0.0.2":     {err: pair},
+		"fd00::1,fd00::2":       {err: pair},
+		"10.0.0.1,fd00::1,::1":  {err: pair},
+		"0.0.0.0,10.0.0.1":      {err: pair},
+		"0.0.0.0,fd00::1":       {err: zero},
+		"::,10.0.0.1":           {err: zero},
+		"10.0.0.1,::":           {err: zero},
+		"0.0.0.0,::":            {err: zero},
+		"node":                  {err: `"node" is not an IP address`},
+		"10.0.0.1,node":         {err: `"node" is not an IP address`},
+		"10.0.0.1 fd00::1":      {err: `"10.0.0.1 fd00::1" is not an IP address`},
+		"10.0.0.1/24":           {err: `"10.0.0.1/24" is not an IP address`},
+		"10.0.0.256":            {err: `"10.0.0.256" is not an IP address`},
+		"fe80::1%eth0,10.0.0.1": {err: `"fe80::1%eth0" is not an IP address`},
 	} {
 		ips, err := ParseNodeIPs(text)
 		diff(t, text, want.err, errorText(err))

@@ -227,6 +227,48 @@ func TestReadyCondition(t *testing.T) {
 	}
 }
 
+// Who keeps the node from being ready, in the order in which it is told. What a
+// kubelet says of its own parts (volumes, PLEG) has no counterpart here.
+func TestReadyInputs(t *testing.T) {
+	down, network := errors.New("container runtime is down"), errors.New("network state unknown")
+	shutdown := errors.New("node is shutting down")
+	for _, test := range []struct {
+		name      string
+		runtime   *Runtime
+		unhealthy error
+		missing   bool
+		want      string
+	}{
+		{name: "none", want: "kubelet is posting ready status"},
+		{name: "a runtime that is ready", runtime: &Runtime{}, want: "kubelet is posting ready status"},
+		{name: "runtime", runtime: &Runtime{Unready: down}, want: "container runtime is down"},
+		{name: "runtime and network", runtime: &Runtime{Unready: errors.Join(down, network)}, want: "[container runtime is down, network state unknown]"},
+		{name: "V20: the same twice", runtime: &Runtime{Unready: errors.Join(down, errors.New(down.Error()))}, want: "container runtime is down"},
+		{name: "shutdown", runtime: &Runtime{}, unhealthy: shutdown, want: "node is shutting down"},
+		{
+			name: "all of them", runtime: &Runtime{Unready: errors.Join(down, network)}, unhealthy: shutdown, missing: true,
+			want: "[container runtime is down, network state unknown, node is shutting down, missing node capacity for resources: memory, ephemeral-storage]",
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			node := &v1.Node{}
+			node.Status.Capacity = resources(map[string]string{"cpu": "0", "memory": "0", "pods": "0", "ephemeral-storage": "0"})
+			if test.missing {
+				delete(node.Status.Capacity, v1.ResourceMemory)
+				delete(node.Status.Capacity, v1.ResourceEphemeralStorage)
+			}
+			set(t, node, readyCondition(true, &Facts{Runtime: test.runtime, Unhealthy: test.unhealthy}, epoch))
+			ready := condition(node, v1.NodeReady)
+			diff(t, "message", test.want, ready.Message)
+			status, reason := v1.ConditionFalse, "KubeletNotReady"
+			if test.want == "kubelet is posting ready status" {
+				status, reason = v1.ConditionTrue, "KubeletReady"
+			}
+			diff(t, "status and reason", []string{string(status), reason}, []string{string(ready.Status), ready.Reason})
+		})
+	}
+}
+
 // V20 and the rules of the kubelet's NewAggregate.
 func TestAggregate(t *testing.T) {
 	a, b, c := errors.New("a"), errors.New("b"), errors.New("c")

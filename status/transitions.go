@@ -11,6 +11,9 @@ import (
 // told is an Event that a change of the Node is worth.
 type told struct{ kind, reason, message string }
 
+// eventRebooted is told once per process.
+const eventRebooted = "Rebooted"
+
 // transitions returns the Events for the change from what the API server had to
 // what it has now, in the kubelet's order; old is nil for a Node that was
 // created. They follow from what was posted, so that each is told once, however
@@ -26,7 +29,7 @@ func transitions(old, now *v1.Node) []told {
 	}
 	if before, after := was.NodeInfo.BootID, now.Status.NodeInfo.BootID; before != "" && after != "" && before != after {
 		events = append(events, told{
-			v1.EventTypeWarning, "Rebooted",
+			v1.EventTypeWarning, eventRebooted,
 			fmt.Sprintf("Node %s has been rebooted, boot id: %s", now.Name, after),
 		})
 	}

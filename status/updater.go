@@ -37,6 +37,7 @@ type Updater struct {
 	held          bool
 	idle          idle
 	unschedulable bool // what was last told of spec.unschedulable
+	rebooted      bool // a reboot was told
 }
 
 // New makes an Updater. It starts no goroutine and sends nothing.
@@ -164,9 +165,16 @@ func (u *Updater) sighted(s sighting) bool {
 	return true
 }
 
-// tell records the Events for a change that the API server has taken.
+// tell records the Events for a change that the API server has taken. A process
+// does not outlive a boot: another boot ID after that was written by mistake.
 func (u *Updater) tell(old, now *v1.Node) {
 	for _, e := range transitions(old, now) {
+		if e.reason == eventRebooted {
+			if u.rebooted {
+				continue
+			}
+			u.rebooted = true
+		}
 		u.cfg.Record(e.kind, e.reason, e.message)
 	}
 }

@@ -1,0 +1,323 @@
+package status
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+)
+
+// The vectors of the kubelet's contract, and where each is held. Those that take
+// more than one setter or one comparison are played here, against an API server.
+//
+//	V1, V2, V3  TestMachineInfo
+//	V4          TestReservation
+//	V5, V6, V8  probe: TestSnapshotOfMachines
+//	V7 to V13   probe/pressure: TestScenarios, v07 to v13; V13 here as well
+//	V14         TestPatchAddresses
+//	V15 to V19  here; their rules in TestReadyCondition, TestStatusChanged,
+//	            TestReporterDelay, TestAnnotationIsNoChange, TestPressureCondition
+//	V20         TestAggregate, TestReadyInputs
+//	V21         probe/cri: TestSampleReadsEverything
+//	V22         cmd/nodeprobe: TestVectors
+//	V23 to V25  heartbeat: see there
+//	V26, V27    TestRegister
+//	V28         TestNodeAddressByName
+//	V29         here
+//	V30, V31    cmd/nodeprobe: TestVectors
+//	V32         probe: TestParseStatfs; probe/pressure: v32_no_inodes
+
+// beats is what a patch of conditions that did not change holds; ready is what
+// it says of Ready besides.
+func beats(at time.Time, ready string) string {
+	now := at.UTC().Format(time.RFC3339)
+	var order, items []string
+	for _, kind := range []string{"MemoryPressure", "DiskPressure", "PIDPressure", "Ready"} {
+		order = append(order, `{"type":"`+kind+`"}`)
+		words := ""
+		if kind == "Ready" {
+			words = ready
+		}
+		items = append(items, `{"lastHeartbeatTime":"`+now+`",`+words+`"type":"`+kind+`"}`)
+	}
+	return `{"status":{"$setElementOrder/conditions":[` + strings.Join(order, ",") + `],"conditions":[` + strings.Join(items, ",") + `]}}`
+}
+
+func TestVectors(t *testing.T) {
+	for name, play := range map[string]func(*testing.T, *scene, *recorded){
+		"V13: a signal cannot be read for 10 passes":                       playFrozen,
+		"V15: only the message of Ready changes":                           playMessage,
+		"V16: nothing changes":                                             playPeriod,
+		"V17: only the annotation differs":                                 playAnnotation,
+		"V18: the node controller gave up on us":                           playUnknown,
+		"V19: foreign words for the same status":                           playForeignWords,
+		"V29: the boot ID changes twice":                                   playReboots,
+		"existing conditions keep their transition times":                  playExisting,
+		"a cordoned node is told at the first pass":                        playCordoned,
+		"more memory inside the report period":                             playMemory,
+		"a Node that is there already is no news, where a kubelet's is":    playAdopted,
+		"conditions are told at creation, and Ready is not":                playCreated,
+		"the first post is spread over the report period, like a change's": playSpread,
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { play(t, newScene(t), &recorded{}) })
+		})
+	}
+}
+
+// observed is the scene's configuration with the Events kept.
+func (s *scene) observed(events *recorded) Config {
+	cfg := s.config()
+	cfg.Record = events.Record
+	return cfg
+}
+
+func playFrozen(t *testing.T, s *scene, events *recorded) {
+	s.steady(s.observed(events), func() {
+		s.judge(pressure.MemoryPressure, true)
+		s.sleep(time.Second)
+		s.api.take()
+		events.take()
+		s.mu.Lock()
+		s.verdicts[pressure.MemoryPressure].Frozen = true
+		s.mu.Unlock()
+		s.sleep(100 * time.Second)
+		s.api.took(t, "frozen", "")
+		diff(t, "events", []string(nil), events.take())
+		s.sleep(15 * time.Minute)
+		for _, c := range s.api.take() {
+			if want := beats(c.at, ""); c.body != want {
+				t.Errorf("%s %s, want %s", c.verb, c.body, want)
+			}
+		}
+		diff(t, "status", v1.ConditionTrue, s.condition("MemoryPressure").Status)
+		diff(t, "events", []string(nil), events.take())
+	})
+}
+
+func playMessage(t *testing.T, s *scene, events *recorded) {
+	unready := errors.New("a")
+	cfg := s.observed(events)
+	cfg.Facts = func() Facts {
+		f := s.facts()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		f.Runtime = &Runtime{Unready: unready}
+		return f
+	}
+	s.steady(cfg, func() {
+		s.sleep(9 * time.Second)
+		events.take()
+		s.mu.Lock()
+		unready = errors.New("b")
+		s.mu.Unlock()
+		s.Wake()
+		calls := s.api.take()
+		if len(calls) != 1 || calls[0].verb != "PATCH" {
+			t.Fatalf("calls %v, want one patch", calls)
+		}
+		diff(t, "patch", beats(time.Now(), `"message":"b",`), calls[0].body)
+		diff(t, "transition", at(0), s.condition(v1.NodeReady).LastTransitionTime, sameTimes())
+		diff(t, "events", []string(nil), events.take())
+		s.sleep(150*time.Second - 1)
+		s.api.took(t, "before half a period", "")
+		s.sleep(5*time.Minute + 1)
+		if n := len(s.api.take()); n == 0 {
+			t.Error("no patch within one and a half periods")
+		}
+	})
+}
+
+func playPeriod(t *testing.T, s *scene, events *recorded) {
+	s.steady(s.observed(events), func() {
+		s.sleep(8 * time.Minute) // the random delay is over, whatever it was
+		calls := s.api.take()
+		events.take()
+		last := calls[len(calls)-1].at
+		for range 3 {
+			s.sleep(last.Add(5*time.Minute - 1).Sub(time.Now()))
+			s.api.took(t, "within the period", "")
+			s.sleep(1)
+			calls := s.api.take()
+			if len(calls) != 1 || calls[0].verb != "PATCH" {
+				t.Fatalf("calls %v, want one patch", calls)
+			}
+			last = calls[0].at
+			diff(t, "patch", beats(last, ""), calls[0].body)
+		}
+		diff(t, "events", []string(nil), events.take())
+	})
+}
+
+func playAnnotation(t *testing.T, s *scene, events *recorded) {
+	cfg := s.observed(events)
+	cfg.Addresses.ExternalCloudProvider = true
+	s.steady(cfg, func() {
+		s.api.put(func(n *v1.Node) { delete(n.Annotations, providedNodeIP) })
+		s.sleep(2 * time.Minute)
+		s.api.took(t, "an annotation is no reason", "")
+		s.judge(pressure.MemoryPressure, true)
+		calls := s.api.take()
+		if len(calls) != 1 || !strings.HasPrefix(calls[0].body, `{"metadata":{"annotations":{"alpha.kubernetes.io/provided-node-ip":"10.0.0.1"}},"status":`) {
+			t.Errorf("calls %v, want a patch that the annotation rides along with", calls)
+		}
+	})
+}
+
+func playUnknown(t *testing.T, s *scene, events *recorded) {
+	s.steady(s.observed(events), func() {
+		s.sleep(time.Minute)
+		events.take()
+		s.api.put(func(n *v1.Node) {
+			c := condition(n, v1.NodeMemoryPressure)
+			c.Status, c.Reason, c.Message = v1.ConditionUnknown, "NodeStatusUnknown", "Kubelet stopped posting node status."
+			c.LastTransitionTime = at(30)
+		})
+		s.sleep(time.Second)
+		got := s.condition(v1.NodeMemoryPressure)
+		diff(t, "condition", v1.NodeCondition{
+			Type: v1.NodeMemoryPressure, Status: v1.ConditionFalse, Reason: "KubeletHasSufficientMemory",
+			Message: "kubelet has sufficient memory available", LastTransitionTime: at(61),
+		}, got, sameTimes())
+		diff(t, "events", []string{"NodeHasSufficientMemory"}, events.take())
+	})
+}
+
+func playForeignWords(t *testing.T, s *scene, events *recorded) {
+	s.steady(s.observed(events), func() {
+		events.take()
+		s.api.put(func(n *v1.Node) { condition(n, v1.NodeDiskPressure).Reason = "X" })
+		s.sleep(2 * time.Minute)
+		s.api.took(t, "no reason for a patch", "")
+		s.sleep(8 * time.Minute)
+		for _, c := range s.api.take() {
+			diff(t, "patch", beats(c.at, ""), c.body)
+		}
+		diff(t, "reason", "X", s.condition(v1.NodeDiskPressure).Reason)
+		diff(t, "events", []string(nil), events.take())
+	})
+}
+
+// This process has seen one boot at most. A second boot ID is somebody else's
+// mistake; it is overwritten, and no reboot.
+func playReboots(t *testing.T, s *scene, events *recorded) {
+	s.api.put(func(n *v1.Node) { n.Status.NodeInfo.BootID = "last-boot" })
+	cfg := s.observed(events)
+	s.play(cfg, func() {
+		s.sleep(time.Minute)
+		if !slices.Contains(events.take(), "Rebooted") {
+			t.Error("a reboot is not told")
+		}
+		s.api.put(func(n *v1.Node) { n.Status.NodeInfo.BootID = "another" })
+		s.sleep(time.Minute)
+		diff(t, "boot ID", "boot", s.api.current().Status.NodeInfo.BootID)
+		diff(t, "events", []string(nil), events.take())
+	})
+}
+
+// wellBefore is a Node as an earlier run has left it.
+func wellBefore(n *v1.Node) {
+	adopted(n)
+	for c := range pressureWords {
+		words := pressureWords[c][v1.ConditionFalse]
+		n.Status.Conditions = append(n.Status.Conditions, v1.NodeCondition{
+			Type: v1.NodeConditionType(pressure.Condition(c).String()), Status: v1.ConditionFalse,
+			Reason: words.reason, Message: words.message, LastTransitionTime: at(-3600), LastHeartbeatTime: at(-60),
+		})
+	}
+	n.Status.Conditions = append(n.Status.Conditions, v1.NodeCondition{
+		Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "KubeletReady",
+		Message: "kubelet is posting ready status", LastTransitionTime: at(-7200), LastHeartbeatTime: at(-60),
+	})
+}
+
+func playExisting(t *testing.T, s *scene, events *recorded) {
+	s.api.put(wellBefore)
+	before := s.api.current().Status.Conditions
+	s.play(s.observed(events), func() {
+		s.sleep(time.Minute)
+		for i, c := range s.api.current().Status.Conditions {
+			if !c.LastHeartbeatTime.Equal(new(at(0))) {
+				t.Errorf("%s: heartbeat %v", c.Type, c.LastHeartbeatTime)
+			}
+			c.LastHeartbeatTime = before[i].LastHeartbeatTime
+			diff(t, "condition", before[i], c, sameTimes())
+		}
+	})
+}
+
+// A kubelet tells all three of each attempt to register, although nothing has
+// changed.
+func playAdopted(t *testing.T, s *scene, events *recorded) {
+	s.api.put(wellBefore)
+	s.play(s.observed(events), func() {
+		s.sleep(time.Minute)
+		diff(t, "events", []string(nil), events.take())
+	})
+}
+
+func playCreated(t *testing.T, s *scene, events *recorded) {
+	s.steady(s.observed(events), func() {
+		diff(t, "events", []string{"NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID"}, events.take())
+	})
+}
+
+func playCordoned(t *testing.T, s *scene, events *recorded) {
+	s.api.put(wellBefore)
+	s.api.put(func(n *v1.Node) { n.Spec.Unschedulable = true })
+	s.play(s.observed(events), func() {
+		s.sleep(time.Minute)
+		diff(t, "events", []string{"NodeNotSchedulable"}, events.take())
+	})
+}
+
+func playMemory(t *testing.T, s *scene, events *recorded) {
+	cfg := s.observed(events)
+	memory := 8 * gib
+	cfg.Facts = func() Facts {
+		f := s.facts()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		f.Snapshot.Capacity.Memory = memory
+		return f
+	}
+	s.steady(cfg, func() {
+		s.sleep(9 * time.Second)
+		s.api.took(t, "unchanged", "")
+		s.mu.Lock()
+		memory = 16 * gib
+		s.mu.Unlock()
+		s.sleep(10 * time.Second)
+		calls := s.api.take()
+		if len(calls) != 1 || !strings.HasPrefix(calls[0].body, `{"status":{"$setElementOrder/conditions":`) ||
+			!strings.Contains(calls[0].body, `"allocatable":{"memory":"16Gi"},"capacity":{"memory":"16Gi"},`) {
+			t.Errorf("calls %v, want one patch with the memory", calls)
+		}
+	})
+}
+
+func playSpread(t *testing.T, s *scene, events *recorded) {
+	delays := map[time.Duration]bool{}
+	for range 8 {
+		u, err := New(s.observed(events))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 2 { // registration, and a pass that finds nothing more
+			u.step(t.Context())
+		}
+		if d := u.report.delay; d < -150*time.Second || d >= 150*time.Second {
+			t.Errorf("delay of %v", d)
+		}
+		delays[u.report.delay] = true
+	}
+	if len(delays) < 2 {
+		t.Errorf("everybody posts at the same time: %v", delays)
+	}
+}
