@@ -141,7 +141,7 @@ func playPeriod(t *testing.T, s *scene, events *recorded) {
 		events.take()
 		last := calls[len(calls)-1].at
 		for range 3 {
-			s.sleep(last.Add(5*time.Minute - 1).Sub(time.Now()))
+			s.sleep(time.Until(last.Add(5*time.Minute - 1)))
 			s.api.took(t, "within the period", "")
 			s.sleep(1)
 			calls := s.api.take()
