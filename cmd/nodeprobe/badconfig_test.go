@@ -111,6 +111,9 @@ nodeLeaseDurationSeconds: 0
 maxPods: -1
 podsPerCore: -1
 port: 65536
+nodeStatusMaxImages: -2
+shutdownGracePeriod: -1s
+nodeName: " "
 `, []string{
 			`:3: sampleInterval: -1s is less than 100ms`,
 			`:4: statfsTimeout: 2m0s is more than 1m0s`,
@@ -120,6 +123,9 @@ port: 65536
 			`:8: maxPods: -1 is less than 0`,
 			`:9: podsPerCore: -1 is less than 0`,
 			`:10: port: 65536 is more than 65535`,
+			`:11: nodeStatusMaxImages: -2 is less than -1`,
+			`:12: shutdownGracePeriod: -1s is less than 0s`,
+			`:13: nodeName: "" is not the name of a node: a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')`,
 		}},
 		{"reserved", header + `systemReserved: {gpu: 1, cpu: -1}
 kubeReserved:

@@ -157,6 +157,7 @@ func TestNodeName(t *testing.T) {
 		{"file", "from-env", "nodeName: from-file\n", nil, "from-file"},
 		{"environment", " From-Env ", "", nil, "from-env"},
 		{"hostname", "", "", nil, strings.ToLower(hostname)},
+		{"spaces around it", "", "nodeName: \" Name.Of-Node \"\n", nil, "name.of-node"},
 		{"flag mends what is wrong below it", "wrong_env", "nodeName: wrong_file\n", []setting{flag}, "from-flag"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
