@@ -42,6 +42,7 @@ func (m *Machine) read(procfs, sysfs, rootfs string) error {
 		m.OSImage = "Unknown" // the kubelet's word
 	}
 	m.SystemUUID = systemUUID(procfs, sysfs, m.MachineID)
+	m.NoCPUQuota = noCPUQuota(filepath.Join(sysfs, "fs/cgroup"))
 	return errors.Join(errs...)
 }
 
@@ -90,6 +91,18 @@ func systemUUID(procfs, sysfs, machineID string) string {
 		}
 	}
 	return machineID
+}
+
+// noCPUQuota says whether there is a CPU controller of cgroup v1 without the files
+// for quotas: a kernel without CONFIG_CFS_BANDWIDTH. With v2 the kubelet takes
+// quotas for granted.
+func noCPUQuota(cgroupfs string) bool {
+	exists := func(name string) bool {
+		_, err := os.Stat(filepath.Join(cgroupfs, "cpu", name))
+		return err == nil
+	}
+	quota := exists("cpu.cfs_period_us") && exists("cpu.cfs_quota_us")
+	return exists("cpu.shares") && !quota
 }
 
 func kernelRelease() (string, error) {

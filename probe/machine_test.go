@@ -105,6 +105,27 @@ func TestSystemUUID(t *testing.T) {
 	}
 }
 
+func TestNoCPUQuota(t *testing.T) {
+	const cpu = "sys/fs/cgroup/cpu/"
+	shares := machine{cpu + "cpu.shares": "1024\n"}
+	for name, test := range map[string]struct {
+		machine
+		want bool
+	}{
+		"v1 with quotas":     {shares.with(machine{cpu + "cpu.cfs_period_us": "100000\n", cpu + "cpu.cfs_quota_us": "-1\n"}), false},
+		"v1 without quotas":  {shares, true},
+		"v1, only one file":  {shares.with(machine{cpu + "cpu.cfs_period_us": "100000\n"}), true},
+		"v1, no controller":  {machine{cpu + "tasks": ""}, false},
+		"v2":                 {fullMachine, false},
+		"no cgroups":         {machine{}, false},
+		"v1, another kernel": {shares.with(machine{cpu + "cpu.cfs_quota_us": "-1\n"}), true},
+	} {
+		if m, _ := readMachine(test.machine.boot(t)); m.NoCPUQuota != test.want {
+			t.Errorf("%s: %t, want %t", name, m.NoCPUQuota, test.want)
+		}
+	}
+}
+
 // The machine does not change because a file cannot be read. Were the boot ID
 // to vanish and come back, that would look like a reboot.
 func TestMachineKeepsWhatItKnows(t *testing.T) {

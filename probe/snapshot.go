@@ -188,6 +188,9 @@ type Machine struct {
 	OSImage string
 	// OperatingSystem and Architecture are Go's names for them.
 	OperatingSystem, Architecture string
+	// NoCPUQuota says that the kernel cannot bound the CPU time of a cgroup, so
+	// that CPU limits of pods have no effect.
+	NoCPUQuota bool
 }
 
 // Capacity is what the node has.

@@ -100,6 +100,9 @@ func readyCondition(localStorage bool, facts *Facts, now time.Time) Setter {
 		if problems := aggregate(facts.Runtime.unready(), facts.Unhealthy, missingCapacity(node, localStorage)); problems != "" {
 			ready.Status, ready.Reason, ready.Message = v1.ConditionFalse, "KubeletNotReady", problems
 		}
+		if facts.Snapshot.Machine.NoCPUQuota {
+			ready.Message += ". WARNING: CPU hardcapping unsupported" // the kubelet's words
+		}
 		// Unlike the pressure conditions this one is replaced as a whole: its
 		// message changes while its status stays.
 		existing := condition(node, v1.NodeReady)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -237,9 +238,12 @@ func TestReadyInputs(t *testing.T) {
 		runtime   *Runtime
 		unhealthy error
 		missing   bool
+		noQuota   bool
 		want      string
 	}{
 		{name: "none", want: "kubelet is posting ready status"},
+		{name: "CPU limits have no effect", noQuota: true, want: "kubelet is posting ready status. WARNING: CPU hardcapping unsupported"},
+		{name: "the same, and not ready", noQuota: true, unhealthy: shutdown, want: "node is shutting down. WARNING: CPU hardcapping unsupported"},
 		{name: "a runtime that is ready", runtime: &Runtime{}, want: "kubelet is posting ready status"},
 		{name: "runtime", runtime: &Runtime{Unready: down}, want: "container runtime is down"},
 		{name: "runtime and network", runtime: &Runtime{Unready: errors.Join(down, network)}, want: "[container runtime is down, network state unknown]"},
@@ -257,11 +261,13 @@ func TestReadyInputs(t *testing.T) {
 				delete(node.Status.Capacity, v1.ResourceMemory)
 				delete(node.Status.Capacity, v1.ResourceEphemeralStorage)
 			}
-			set(t, node, readyCondition(true, &Facts{Runtime: test.runtime, Unhealthy: test.unhealthy}, epoch))
+			facts := &Facts{Runtime: test.runtime, Unhealthy: test.unhealthy}
+			facts.Snapshot.Machine.NoCPUQuota = test.noQuota
+			set(t, node, readyCondition(true, facts, epoch))
 			ready := condition(node, v1.NodeReady)
 			diff(t, "message", test.want, ready.Message)
 			status, reason := v1.ConditionFalse, "KubeletNotReady"
-			if test.want == "kubelet is posting ready status" {
+			if strings.HasPrefix(test.want, "kubelet is posting ready status") {
 				status, reason = v1.ConditionTrue, "KubeletReady"
 			}
 			diff(t, "status and reason", []string{string(status), reason}, []string{string(ready.Status), ready.Reason})
