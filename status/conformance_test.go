@@ -252,6 +252,82 @@ func playExisting(t *testing.T, s *scene, events *recorded) {
 	})
 }
 
+// Registration mends what it owns on a Node that is there, in a patch of its own
+// before the first status, and holds nothing else.
+func TestReconcilePatch(t *testing.T) {
+	const annotation = `"volumes.kubernetes.io/controller-managed-attach-detach"`
+	for _, test := range []struct {
+		name   string
+		exists func(*v1.Node)
+		attach bool
+		want   string // "" is no patch
+	}{
+		{name: "nothing"},
+		{name: "annotation added", attach: true, want: `{"metadata":{"annotations":{` + annotation + `:"true"}}}`},
+		{
+			name: "annotation removed", exists: func(n *v1.Node) { n.Annotations = map[string]string{attachDetachAnnotation: "true", "a": "b"} },
+			want: `{"metadata":{"annotations":{` + annotation + `:null}}}`,
+		},
+		{
+			name: "annotation is right", attach: true,
+			exists: func(n *v1.Node) { n.Annotations = map[string]string{attachDetachAnnotation: "true"} },
+		},
+		{
+			name: "labels mended, of others kept", exists: func(n *v1.Node) {
+				n.Labels["foreign"], n.Labels[v1.LabelHostname] = "kept", "old"
+				delete(n.Labels, v1.LabelInstanceTypeStable)
+			},
+			want: `{"metadata":{"labels":{"kubernetes.io/hostname":"node-1","node.kubernetes.io/instance-type":"m1"}}}`,
+		},
+		{
+			name: "V27: other labels, taints and the provider's ID are not mended",
+			exists: func(n *v1.Node) {
+				n.Spec = v1.NodeSpec{ProviderID: "other", Taints: []v1.Taint{{Key: "k", Effect: v1.TaintEffectNoSchedule}}}
+			},
+		},
+		{
+			name: "huge pages", exists: func(n *v1.Node) {
+				n.Status.Capacity = resources(map[string]string{"cpu": "64", "hugepages-2Mi": "1Gi", "hugepages-64Ki": "0"})
+				n.Status.Allocatable = n.Status.Capacity.DeepCopy()
+			},
+			want: `{"status":{"allocatable":{"hugepages-1Gi":"0","hugepages-2Mi":"0","hugepages-64Ki":null},"capacity":{"hugepages-1Gi":"0","hugepages-2Mi":"0","hugepages-64Ki":null}}}`,
+		},
+		{
+			// On purpose: nodeprobe manages no devices. A kubelet that has none sets
+			// what others put here to 0 whenever it starts.
+			name: "extended resources are left alone", exists: func(n *v1.Node) {
+				n.Status.Capacity["example.com/x"] = resources(map[string]string{"x": "3"})["x"]
+			},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newScene(t)
+				s.api.put(adopted)
+				if test.exists != nil {
+					s.api.put(test.exists)
+				}
+				cfg := s.config()
+				cfg.Registration = Registration{
+					Labels: map[string]string{"foo": "bar", v1.LabelInstanceTypeStable: "m1"}, ProviderID: "cloud:///i-1",
+					Taints: []v1.Taint{{Key: "new", Effect: v1.TaintEffectNoExecute}}, ControllerAttachDetach: test.attach,
+				}
+				s.play(cfg, func() {
+					s.sleep(time.Second)
+					calls := s.api.take()
+					patch := ""
+					if verbs(calls) == "POST GET ADOPT PATCH PATCH" {
+						patch = calls[3].body
+					} else if verbs(calls) != "POST GET ADOPT PATCH" {
+						t.Fatalf("calls %s", verbs(calls))
+					}
+					diff(t, "patch", test.want, patch)
+				})
+			})
+		})
+	}
+}
+
 // A kubelet tells all three of each attempt to register, although nothing has
 // changed.
 func playAdopted(t *testing.T, s *scene, events *recorded) {
