@@ -42,6 +42,7 @@ type config struct {
 	EvictionSoftGracePeriod          map[string]string `yaml:"evictionSoftGracePeriod"`
 	EvictionMinimumReclaim           map[string]string `yaml:"evictionMinimumReclaim"`
 	EvictionPressureTransitionPeriod time.Duration     `yaml:"evictionPressureTransitionPeriod"`
+	EnforceNodeAllocatable           []string          `yaml:"enforceNodeAllocatable"`
 
 	Kubeconfig                    string            `yaml:"kubeconfig"`
 	NodeStatusUpdateFrequency     time.Duration     `yaml:"nodeStatusUpdateFrequency"`

@@ -26,7 +26,7 @@ func TestConfigDefault(t *testing.T) {
 	if diff := cmp.Diff(defaults(), c); diff != "" {
 		t.Errorf("(-defaults +parsed):\n%s", diff)
 	}
-	if len(p.thresholds) != 6 || len(p.notes) != 0 {
+	if len(p.thresholds) != 7 || len(p.notes) != 0 {
 		t.Errorf("%d thresholds, notes %v", len(p.thresholds), p.notes)
 	}
 	// The YAML library reads the same into the same: our decoder is no dialect.
@@ -115,7 +115,7 @@ kubeReserved: *reserved
 func TestConfigEmptyMapKeepsThresholds(t *testing.T) {
 	for _, empty := range []string{"", "~", "null", "{}", "\n  # memory.available: 1Gi"} {
 		_, p, err := parseConfig("f", []byte(header+"evictionHard: "+empty+"\n"))
-		if err != nil || len(p.thresholds) != 6 {
+		if err != nil || len(p.thresholds) != 7 {
 			t.Errorf("evictionHard: %s: %v, error %v", empty, p, err)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/cri"
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
 	"github.com/nodeprobe/nodeprobe/status"
 )
 
@@ -137,6 +139,7 @@ func TestDefaultsAreTheKubelets(t *testing.T) {
 		"evictionSoftGracePeriod":          {map[string]string{}, nil},
 		"evictionMinimumReclaim":           {map[string]string{}, nil},
 		"evictionPressureTransitionPeriod": {5 * time.Minute, nil},
+		"enforceNodeAllocatable":           {[]string{"pods"}, nil},
 		"systemReserved":                   {map[string]string{}, nil},
 		"kubeReserved":                     {map[string]string{}, nil},
 		"localStorageCapacityIsolation":    {true, nil},
@@ -159,6 +162,36 @@ func TestDefaultsAreTheKubelets(t *testing.T) {
 				t.Errorf("%s, %s (-want +got):\n%s", field, name, diff)
 			}
 		}
+	}
+}
+
+// Where node allocatable is enforced for pods, their memory is watched as the
+// node's is; a kubelet's files may say otherwise.
+func TestEnforceNodeAllocatable(t *testing.T) {
+	for list, want := range map[string]bool{
+		"": true, "enforceNodeAllocatable:": true, "enforceNodeAllocatable: [pods]": true,
+		"enforceNodeAllocatable: [system-reserved, pods]": true, "enforceNodeAllocatable: []": false,
+		"enforceNodeAllocatable: [none]": false, "enforceNodeAllocatable: [kube-reserved]": false,
+	} {
+		path := filepath.Join(t.TempDir(), "f")
+		write(t, path, kubeletHeader+list+"\n")
+		_, ours, err := parseConfig("f", []byte(header+list+"\n"))
+		_, theirs, errTheirs := loadConfig("", kubeletFiles{file: path})
+		if err != nil || errTheirs != nil {
+			t.Fatalf("%s: %v, %v", list, err, errTheirs)
+		}
+		for name, p := range map[string]*policy{"ours": ours, "a kubelet's": theirs} {
+			watched := slices.ContainsFunc(p.thresholds, func(threshold pressure.Threshold) bool {
+				return threshold.Signal == probe.AllocatableMemoryAvailable && threshold.Value.Quantity == 100<<20
+			})
+			if watched != want {
+				t.Errorf("%s, %s: watched %t, want %t", list, name, watched, want)
+			}
+		}
+	}
+	_, _, err := parseConfig("f", []byte(header+"enforceNodeAllocatable: [pods, pod]\n"))
+	if err == nil || !strings.HasPrefix(err.Error(), `f:3: enforceNodeAllocatable[1]: "pod" is not "pods" or `) {
+		t.Errorf("error %v", err)
 	}
 }
 

@@ -92,6 +92,9 @@ func (c *config) policy() (*policy, []problem) {
 	for _, key := range slices.Sorted(maps.Keys(c.NodeLabels)) {
 		check("nodeLabels", key, validLabel(key, c.NodeLabels[key]))
 	}
+	for i, what := range c.EnforceNodeAllocatable {
+		check("enforceNodeAllocatable", fmt.Sprint(i), oneOf(what, "pods", "none", "system-reserved", "system-reserved-compressible", "kube-reserved", "kube-reserved-compressible"))
+	}
 	for i, t := range c.RegisterWithTaints {
 		parsed, err := t.parse()
 		if slices.ContainsFunc(p.taints, func(other v1.Taint) bool { return other.MatchTaint(&parsed) }) {
@@ -115,6 +118,8 @@ func (p *policy) parseThresholds(c *config) []problem {
 		SoftGracePeriod:  c.EvictionSoftGracePeriod,
 		MinimumReclaim:   c.EvictionMinimumReclaim,
 		TransitionPeriod: c.EvictionPressureTransitionPeriod,
+
+		EnforceNodeAllocatable: c.EnforceNodeAllocatable,
 	})
 	var problems []problem
 	for _, err := range unjoin(err) {

@@ -132,7 +132,7 @@ func TestSnapshotExitCodes(t *testing.T) {
 			code: exitIncomplete, stderr: "nodeprobe: not everything could be read; see the errors in the output\n",
 			stdout: []string{
 				"MemoryPressure               Unknown  ", "a signal cannot be read\n",
-				"memory.available             ?          ?         memory.available<100Mi  ?           ?\n",
+				"memory.available             ?          ?         100Mi  ?           ?\n",
 			},
 		},
 		{

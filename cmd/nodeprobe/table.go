@@ -40,11 +40,12 @@ func writeTable(w io.Writer, v *view) error {
 	fmt.Fprintln(tw, "\t\t\t")
 	fmt.Fprintln(tw, "SIGNAL\tAVAILABLE\tCAPACITY\tLIMIT\tREACHED IN\tLEFT")
 	for _, s := range v.Signals {
+		_, configured, _ := strings.Cut(s.Threshold, "<") // of what capacity is not known
 		switch {
 		case s.Error != "":
-			fmt.Fprintf(tw, "%s\t?\t?\t%s\t?\t?\n", s.Name, dash(s.Threshold))
+			fmt.Fprintf(tw, "%s\t?\t?\t%s\t?\t?\n", s.Name, dash(configured))
 		case s.Available == nil:
-			fmt.Fprintf(tw, "%s\t-\t-\t%s\t-\t-\n", s.Name, dash(s.Threshold))
+			fmt.Fprintf(tw, "%s\t-\t-\t%s\t-\t-\n", s.Name, dash(configured))
 		default:
 			limit := "-"
 			if s.Limit != nil {
