@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -27,10 +28,10 @@ func TestChangeIsFoundByTheNextPass(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newScene(t)
 				cfg := s.config()
-				changed := false
+				var changed atomic.Bool
 				cfg.Facts = func() Facts {
 					f := s.facts()
-					if changed {
+					if changed.Load() {
 						change(&f)
 					}
 					return f
@@ -38,7 +39,7 @@ func TestChangeIsFoundByTheNextPass(t *testing.T) {
 				s.steady(cfg, func() {
 					s.sleep(25 * time.Second)
 					s.api.took(t, "idle", "")
-					changed = true
+					changed.Store(true)
 					s.sleep(10 * time.Second)
 					s.api.took(t, "changed", "PATCH")
 				})
@@ -76,12 +77,12 @@ func TestPassesThatAreLeftOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)
 		cfg := s.config()
-		runs := 0
-		cfg.Setters = []Setter{func(context.Context, *v1.Node) error { runs++; return nil }}
+		var runs atomic.Int32
+		cfg.Setters = []Setter{func(context.Context, *v1.Node) error { runs.Add(1); return nil }}
 		s.steady(cfg, func() {
-			before := runs
+			before := runs.Load()
 			s.sleep(time.Minute)
-			if got := runs - before; got != 6 {
+			if got := runs.Load() - before; got != 6 {
 				t.Errorf("a user's setter ran %d times in a minute", got)
 			}
 		})
