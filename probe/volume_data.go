@@ -1,0 +1,79 @@
+package probe
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"golang.org/x/sys/unix"
+)
+
+// mostVolumeData bounds what is read of a vol_data.json, which has some hundred
+// bytes.
+const mostVolumeData = 64 << 10
+
+var (
+	errNotRegular = errors.New("not a regular file")
+	errTooLarge   = errors.New("longer than 64 KiB")
+	errNoVolume   = errors.New("driverName or volumeHandle is missing")
+)
+
+// readVolume reads a vol_data.json. There is no volume in it where it is about one
+// that lives and dies with its pod: nobody attaches such a one.
+func readVolume(path string) (v Volume, ok bool, err error) {
+	b, err := readVolumeData(path)
+	if err != nil {
+		return Volume{}, false, &fs.PathError{Op: "read", Path: path, Err: err}
+	}
+	var data struct {
+		Driver    string `json:"driverName"`
+		Handle    string `json:"volumeHandle"`
+		Lifecycle string `json:"volumeLifecycleMode"`
+	}
+	if err = json.Unmarshal(b, &data); err == nil && (data.Driver == "" || data.Handle == "") {
+		err = errNoVolume
+	}
+	if err != nil {
+		return Volume{}, false, fmt.Errorf("read volume from %s: %w", path, err)
+	}
+	return Volume{data.Driver, data.Handle}, data.Lifecycle != "Ephemeral", nil
+}
+
+// readVolumeData reads a file that may be anything: what is no regular file is
+// neither waited for nor followed.
+func readVolumeData(path string) ([]byte, error) {
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
+	if errors.Is(err, unix.ELOOP) {
+		return nil, errNotRegular
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return nil, err
+	}
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		return nil, errNotRegular
+	case st.Size > mostVolumeData:
+		return nil, errTooLarge
+	}
+	b := make([]byte, mostVolumeData+1) // one more than there may be
+	for n := 0; ; {
+		got, err := unix.Read(fd, b[n:])
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return nil, err
+		case got == 0:
+			return b[:n], nil
+		}
+		if n += got; n > mostVolumeData {
+			return nil, errTooLarge
+		}
+	}
+}

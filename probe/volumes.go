@@ -1,0 +1,182 @@
+package probe
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Volume is a CSI volume. Volumes can be compared.
+type Volume struct {
+	// Driver and Handle are the CSI driver's name, and its name for the volume.
+	Driver, Handle string
+}
+
+// String returns the name by which Kubernetes knows the volume among those of CSI.
+func (v Volume) String() string { return v.Driver + "^" + v.Handle }
+
+// sortVolumes puts volumes in order, each once.
+func sortVolumes(volumes []Volume) []Volume {
+	slices.SortFunc(volumes, func(a, b Volume) int { return strings.Compare(a.String(), b.String()) })
+	return slices.Compact(volumes)
+}
+
+// stagedDirectory is where a kubelet, and what does as it does, stages volumes,
+// below the root directory, and podsDirectory is where it mounts them for pods. A
+// driver need not stage: then only the latter tells. Below stagedDirectory:
+//
+//	<driver>/<hash>/globalmount, and vol_data.json beside it     filesystems
+//	pv/<name>/globalmount, and vol_data.json beside it           the same before 1.24
+//	volumeDevices/staging/<name>, volumeDevices/publish/<name>/<pod>,
+//	volumeDevices/<name>/dev/<pod>,
+//	and volumeDevices/<name>/data/vol_data.json                  block devices
+//
+// Below podsDirectory:
+//
+//	<pod>/volumes/kubernetes.io~csi/<name>/mount, and vol_data.json beside it
+const (
+	stagedDirectory = "plugins/kubernetes.io/csi"
+	podsDirectory   = "pods"
+
+	volumeDataFile = "vol_data.json"
+)
+
+// stagedData returns the file that says what is mounted at a point, both relative
+// to stagedDirectory; "" if it is no volume's.
+func stagedData(point string) string {
+	parts := strings.Split(point, "/")
+	switch n := len(parts); {
+	case n == 3 && parts[2] == "globalmount":
+		return filepath.Join(parts[0], parts[1], volumeDataFile)
+	case n < 3 || parts[0] != "volumeDevices":
+		return ""
+	case parts[1] == "staging" || parts[1] == "publish":
+		return filepath.Join(parts[0], parts[2], "data", volumeDataFile)
+	case parts[2] == "dev":
+		return filepath.Join(parts[0], parts[1], "data", volumeDataFile)
+	}
+	return ""
+}
+
+// podData is stagedData for podsDirectory.
+func podData(point string) string {
+	parts := strings.Split(point, "/")
+	if len(parts) != 5 || parts[1] != "volumes" || parts[2] != "kubernetes.io~csi" || parts[4] != "mount" {
+		return ""
+	}
+	return filepath.Join(filepath.Dir(point), volumeDataFile)
+}
+
+// volumeFinder finds the volumes that are mounted below rootDirectory, a directory
+// of the node whose /proc is at procfs and whose / is at rootfs.
+type volumeFinder struct{ procfs, rootfs, rootDirectory string }
+
+// volumeMount is a mount of a volume: its line in the mount table, and the file
+// that says whose it is.
+type volumeMount struct{ line, data string }
+
+// volumeDirectory is a directory that volumes are mounted in. The mount table has
+// it as the node sees it, or below rootfs if the table is our own.
+type volumeDirectory struct {
+	onNode, here string
+	data         func(point string) string
+}
+
+// mounts returns the mounts of volumes, in a fixed order. Where nobody has ever
+// staged one it takes no more than a look for the directory.
+func (f *volumeFinder) mounts() ([]volumeMount, error) {
+	var dirs []volumeDirectory
+	for _, d := range []volumeDirectory{{onNode: stagedDirectory, data: stagedData}, {onNode: podsDirectory, data: podData}} {
+		onNode, err := resolveOnNode(f.rootfs, filepath.Join(f.rootDirectory, d.onNode))
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && len(dirs) == 0:
+			return nil, nil
+		case errors.Is(err, fs.ErrNotExist):
+			continue
+		case err != nil:
+			return nil, fmt.Errorf("find volumes: %w", err)
+		}
+		dirs = append(dirs, volumeDirectory{onNode, filepath.Join(f.rootfs, onNode), d.data})
+	}
+	// Our own table may be of another namespace, and have fewer mounts.
+	table := mountinfoPaths(f.procfs)[0]
+	file, err := os.Open(table)
+	if err != nil {
+		return nil, fmt.Errorf("find volumes: %w", err)
+	}
+	defer file.Close()
+	mounts, err := findVolumeMounts(file, dirs)
+	if err != nil {
+		return nil, fmt.Errorf("find volumes in %s: %w", table, err)
+	}
+	return mounts, nil
+}
+
+func findVolumeMounts(table io.Reader, dirs []volumeDirectory) ([]volumeMount, error) {
+	var mounts []volumeMount
+	lines := bufio.NewScanner(table)
+	lines.Buffer(make([]byte, 0, 64<<10), maxHotFile)
+	for lines.Scan() {
+		point, err := mountPoint(lines.Bytes())
+		if err != nil {
+			return nil, lineError(lines.Bytes(), err)
+		}
+		for i := range dirs {
+			if file := dirs[i].dataOf(point); file != "" {
+				mounts = append(mounts, volumeMount{lines.Text(), filepath.Join(dirs[i].here, file)})
+				break
+			}
+		}
+	}
+	return sortMounts(mounts), lines.Err()
+}
+
+// sortMounts puts mounts in order, each once.
+func sortMounts(mounts []volumeMount) []volumeMount {
+	slices.SortFunc(mounts, func(a, b volumeMount) int { return strings.Compare(a.line, b.line) })
+	return slices.Compact(mounts)
+}
+
+// lacks says whether some of the mounts that were there are gone.
+func lacks(mounts, were []volumeMount) bool {
+	return slices.ContainsFunc(were, func(m volumeMount) bool { return !slices.Contains(mounts, m) })
+}
+
+// dataOf returns the file that says what is mounted at point, relative to the
+// directory, or "".
+func (d *volumeDirectory) dataOf(point []byte) string {
+	for _, dir := range []string{d.onNode, d.here} {
+		if n := len(dir); len(point) > n+1 && point[n] == '/' && string(point[:n]) == dir {
+			return d.data(string(point[n+1:]))
+		}
+	}
+	return ""
+}
+
+// resolveOnNode returns where symbolic links lead to on the node, which is what
+// its mount table has. Unlike nodePath it does not guess where that cannot be told:
+// a volume in use would be missed.
+func resolveOnNode(rootfs, path string) (string, error) {
+	if filepath.Clean(rootfs) == "/" {
+		return filepath.EvalSymlinks(path)
+	}
+	root, err := unix.Open(rootfs, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", &fs.PathError{Op: "open", Path: rootfs, Err: err}
+	}
+	defer unix.Close(root)
+	fd, err := unix.Openat2(root, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
+	if err != nil {
+		return "", &fs.PathError{Op: "openat2", Path: filepath.Join(rootfs, path), Err: err}
+	}
+	defer unix.Close(fd)
+	return pathWithin(root, fd)
+}
