@@ -36,6 +36,11 @@ type Facts struct {
 	// Runtime is what the container runtime tells; nil on a node without one. It is
 	// not changed once it was given, and the same pointer stands for the same facts.
 	Runtime *Runtime
+	// Volumes are those in use; nil while that is not known.
+	Volumes *Volumes
+	// VolumeLimits is how many volumes can be attached, by the name of the
+	// resource, as far as somebody says so.
+	VolumeLimits map[v1.ResourceName]int64
 	// Unhealthy is why this process cannot vouch for the node, or nil.
 	Unhealthy error
 	// Urgent says that a change must not wait for its turn: there may be none.
@@ -55,11 +60,12 @@ func setters(cfg *Config, facts *Facts, now time.Time) []Setter {
 		goRuntime(),
 		runtimeHandlers(facts),
 		nodeFeatures(facts),
+		volumeLimits(facts),
 	}
 	for i := range facts.Verdicts {
 		pipeline = append(pipeline, pressureCondition(&facts.Verdicts[i], now))
 	}
-	pipeline = append(pipeline, readyCondition(cfg.Resources.LocalStorageCapacityIsolation, facts, now))
+	pipeline = append(pipeline, readyCondition(cfg.Resources.LocalStorageCapacityIsolation, facts, now), volumesInUse(facts))
 	return append(pipeline, cfg.Setters...)
 }
 
