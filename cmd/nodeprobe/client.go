@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -32,7 +33,9 @@ type apiClient struct {
 	nodes  status.Nodes
 	events status.Events
 	leases heartbeat.Leases
-	http   *http.Client
+	// get returns what is at a path as JSON, as old as the API server's cache.
+	get  func(ctx context.Context, path string) ([]byte, error)
+	http *http.Client
 }
 
 func newAPIClient(kubeconfig string) (*apiClient, error) {
@@ -72,7 +75,11 @@ func newAPIClient(kubeconfig string) (*apiClient, error) {
 		return nil, fmt.Errorf("%s: connect to %s: %w", origin, cfg.Host, err)
 	}
 	return &apiClient{
-		nodes: status.NewNodes(core), events: status.NewEvents(core), leases: heartbeat.NewLeases(coordination), http: client,
+		nodes: status.NewNodes(core), events: status.NewEvents(core), leases: heartbeat.NewLeases(coordination),
+		get: func(ctx context.Context, path string) ([]byte, error) {
+			return core.Get().AbsPath(path).Param("resourceVersion", "0").SetHeader("Accept", "application/json").DoRaw(ctx)
+		},
+		http: client,
 	}, nil
 }
 

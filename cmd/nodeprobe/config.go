@@ -53,6 +53,8 @@ type config struct {
 	RegisterWithTaints            []taint           `yaml:"registerWithTaints"`
 	ProviderID                    string            `yaml:"providerID"`
 	EnableControllerAttachDetach  bool              `yaml:"enableControllerAttachDetach"`
+	VolumeLimits                  map[string]string `yaml:"volumeLimits"`
+	VolumeLimitsFromCSINode       bool              `yaml:"volumeLimitsFromCSINode"`
 	NodeIP                        string            `yaml:"nodeIP"`
 	CloudProvider                 string            `yaml:"cloudProvider"`
 	MaxPods                       int64             `yaml:"maxPods"`

@@ -32,6 +32,9 @@ type owner struct {
 	runtime     *cri.Sampler
 	known       atomic.Pointer[status.Runtime] // what it told last; nil if that is old
 	mostImages  int
+	volumes     *probe.VolumeSampler
+	csiNode     *csiNode // nil unless it is asked for
+	limits      volumeLimits
 
 	nodeName  string
 	resources *status.Resources
@@ -53,9 +56,12 @@ func newOwner(cfg *config, p *policy, paths paths, sampler *probe.Sampler, monit
 	o := &owner{
 		client: client, guard: newGuard(duration, log, reg),
 		nodeName: p.nodeName, resources: &p.resources, reserved: p.reserved, sysfs: paths.sysfs, lastWord: cfg.LastWord,
-		monitor: monitor, sampler: sampler, mostImages: int(cfg.NodeStatusMaxImages), log: log,
+		monitor: monitor, sampler: sampler, mostImages: int(cfg.NodeStatusMaxImages), limits: p.volumeLimits, log: log,
 	}
 	if o.runtime, err = newRuntime(cfg, paths, log, reg); err != nil {
+		return nil, err
+	}
+	if o.volumes, err = newVolumes(cfg, paths, log, reg); err != nil {
 		return nil, err
 	}
 	statusCfg := nodeConfig(cfg, p)
@@ -71,6 +77,9 @@ func newOwner(cfg *config, p *policy, paths paths, sampler *probe.Sampler, monit
 		return nil, fmt.Errorf("set up node status: %w", err)
 	}
 	monitor.changed = o.updater.Wake
+	if cfg.VolumeLimitsFromCSINode {
+		o.csiNode = newCSINode(client, p.nodeName, statusCfg.Timeout, log)
+	}
 	o.recorder, err = status.NewRecorder(status.RecorderConfig{
 		Node:    o.updater.Owner,
 		Events:  client.events,
@@ -126,6 +135,10 @@ func (o *owner) start(ctx context.Context, tasks *errgroup.Group) {
 	tasks.Go(func() error { return o.heartbeater.Run(ctx) })
 	tasks.Go(func() error { return o.recorder.Run(ctx) })
 	tasks.Go(func() error { return o.runtime.Run(ctx, o.runtimeChanged) })
+	tasks.Go(func() error { return o.volumes.Run(ctx, o.updater.Wake) })
+	if o.csiNode != nil {
+		tasks.Go(func() error { return o.csiNode.Run(ctx, o.updater.Wake) })
+	}
 	if o.shutdown != nil {
 		tasks.Go(func() error { return o.shutdown.Run(ctx) })
 	}
@@ -148,6 +161,8 @@ func (o *owner) facts() status.Facts {
 	}
 	facts := o.monitor.facts()
 	facts.Runtime = o.runtimeFacts(time.Now())
+	facts.Volumes = volumeFacts(o.volumes.Last())
+	facts.VolumeLimits = o.limits.over(o.csiNode.limits())
 	return facts
 }
 

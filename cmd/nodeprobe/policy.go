@@ -35,6 +35,8 @@ type policy struct {
 	nodeIPs    []net.IP
 	taints     []v1.Taint
 	logLevel   slog.Level
+
+	volumeLimits volumeLimits
 }
 
 // policy parses every field, and returns all problems rather than the first.
@@ -107,6 +109,7 @@ func (c *config) policy() (*policy, []problem) {
 	}
 	problems = append(problems, p.parseThresholds(c)...)
 	problems = append(problems, p.parseResources(c)...)
+	problems = append(problems, p.parseVolumeLimits(c)...)
 	return p, problems
 }
 

@@ -80,6 +80,12 @@ func snapshot(ctx context.Context, stdout, stderr io.Writer, cfg *config, p *pol
 		return &exitError{exitUsage, err}
 	}
 	facts.Runtime = runtimeFacts(runtime, int(cfg.NodeStatusMaxImages), time.Now())
+	volumes, err := newVolumes(cfg, paths, slog.New(slog.DiscardHandler), nil)
+	if err != nil {
+		return &exitError{exitUsage, err}
+	}
+	inUse := volumes.Sample(ctx)
+	facts.Volumes, facts.VolumeLimits = volumeFacts(inUse), p.volumeLimits
 
 	node, nodeErr := previewNode(ctx, cfg, p, &facts)
 	out := snapshotOutput{
@@ -88,6 +94,9 @@ func snapshot(ctx context.Context, stdout, stderr io.Writer, cfg *config, p *pol
 	}
 	out.Snapshot.Errors = append(out.Snapshot.Errors, hookErrors(sensor.Hooks())...)
 	out.Snapshot.Errors = append(out.Snapshot.Errors, runtimeErrors(runtime)...)
+	if inUse.Err != nil {
+		out.Snapshot.Errors = append(out.Snapshot.Errors, errorView{Source: "volumes", Error: inUse.Err.Error()})
+	}
 	if err := p.resources.Check(&facts.Snapshot.Capacity); err != nil {
 		out.Snapshot.Errors = append(out.Snapshot.Errors, errorView{Source: "resources", Error: err.Error()})
 	}

@@ -41,6 +41,9 @@ func (d *daemon) notified(cause probe.NotifyCause) {
 	case probe.NotifyMounts:
 		d.limits.stale.Store(true)
 		d.wake(probe.CauseMounts)
+		if d.own != nil {
+			d.own.volumes.Wake()
+		}
 	case probe.NotifyCgroup:
 		d.wake(probe.CauseCgroup)
 	case probe.NotifyLimits:

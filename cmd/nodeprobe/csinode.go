@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/nodeprobe/nodeprobe/status"
+)
+
+const (
+	// csiNodeInterval is how often the CSINode is read: drivers are installed, and
+	// told another limit, once in a long while. csiNodeRetry is for when it cannot be.
+	csiNodeInterval = 5 * time.Minute
+	csiNodeRetry    = 30 * time.Second
+)
+
+// csiNode reads from the node's CSINode how many volumes its drivers can attach.
+type csiNode struct {
+	// get returns the CSINode as JSON.
+	get     func(context.Context) ([]byte, error)
+	timeout time.Duration
+	log     *slog.Logger
+
+	said string // the error that was last logged; owned by Run
+
+	mu   sync.Mutex // guards last
+	last volumeLimits
+}
+
+// newCSINode returns what reads the CSINode of the named node.
+func newCSINode(client *apiClient, nodeName string, timeout time.Duration, log *slog.Logger) *csiNode {
+	path := "/apis/storage.k8s.io/v1/csinodes/" + nodeName
+	return &csiNode{
+		get:     func(ctx context.Context) ([]byte, error) { return client.get(ctx, path) },
+		timeout: timeout, log: log,
+	}
+}
+
+// Run reads until ctx ends, and returns its cause. It calls changed when a limit has
+// changed.
+func (c *csiNode) Run(ctx context.Context, changed func()) error {
+	for {
+		wait := csiNodeInterval
+		limits, err := c.read(ctx)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		c.note(err)
+		if err != nil {
+			wait = csiNodeRetry
+		} else if c.keep(limits) {
+			changed()
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(wait):
+		}
+	}
+}
+
+// limits returns what was read last. It must not be changed; nil does for no
+// csiNode, too.
+func (c *csiNode) limits() volumeLimits {
+	if c == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.last
+}
+
+func (c *csiNode) keep(limits volumeLimits) (changed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	changed = !maps.Equal(c.last, limits)
+	c.last = limits
+	return changed
+}
+
+// note logs once per change that the CSINode cannot be read.
+func (c *csiNode) note(err error) {
+	switch {
+	case err == nil && c.said != "":
+		c.said = ""
+		c.log.Info("volume limits can be read again")
+	case err != nil && err.Error() != c.said:
+		c.said = err.Error()
+		c.log.Warn("volume limits cannot be read", "err", err)
+	}
+}
+
+// read returns the limits in the CSINode. There is none before the first driver.
+func (c *csiNode) read(ctx context.Context) (volumeLimits, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	data, err := c.get(ctx)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("get CSINode: %w", err)
+	}
+	limits, err := parseCSINode(data)
+	if err != nil {
+		return nil, fmt.Errorf("decode CSINode: %w", err)
+	}
+	return limits, nil
+}
+
+// parseCSINode takes the limits out of a CSINode. A driver without one is bounded by
+// nothing. The API's own types would bring the whole group into the binary.
+func parseCSINode(data []byte) (volumeLimits, error) {
+	var node struct {
+		Spec struct {
+			Drivers []struct {
+				Name        string
+				Allocatable struct{ Count *int64 }
+			}
+		}
+	}
+	if err := json.Unmarshal(data, &node); err != nil {
+		return nil, err
+	}
+	limits := volumeLimits{}
+	for _, d := range node.Spec.Drivers {
+		count := d.Allocatable.Count
+		if count == nil {
+			continue
+		}
+		if *count < 0 {
+			return nil, fmt.Errorf("driver %s: limit %d is negative", d.Name, *count)
+		}
+		limits[status.VolumeLimitName(d.Name)] = *count
+	}
+	return limits, nil
+}
