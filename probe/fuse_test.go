@@ -22,6 +22,7 @@ type fuseServer struct {
 	mu      sync.Mutex
 	silent  bool
 	pending []uint64 // the requests that were not answered
+	unknown []uint64 // the same, of requests that it does not know
 }
 
 // What the kernel sends and wants back: include/uapi/linux/fuse.h.
@@ -108,7 +109,13 @@ func (f *fuseServer) serve() error {
 			}
 		case fuseForget, fuseInterrupt: // want no reply
 		default:
-			f.reply(unique, unix.ENOSYS, nil)
+			f.mu.Lock()
+			f.unknown = append(f.unknown, unique)
+			silent := f.silent
+			f.mu.Unlock()
+			if !silent {
+				f.answer()
+			}
 		}
 	}
 }
@@ -124,9 +131,12 @@ func (f *fuseServer) reply(unique uint64, errno unix.Errno, body []byte) {
 // answer answers every request that was not.
 func (f *fuseServer) answer() {
 	f.mu.Lock()
-	pending := f.pending
-	f.pending = nil
+	pending, unknown := f.pending, f.unknown
+	f.pending, f.unknown = nil, nil
 	f.mu.Unlock()
+	for _, unique := range unknown {
+		f.reply(unique, unix.ENOSYS, nil)
+	}
 	out := make([]byte, 80)
 	for i, v := range []uint64{1000, 300, 250, 600, 500} { // as fakeStatfs
 		binary.NativeEndian.PutUint64(out[8*i:], v)

@@ -61,10 +61,11 @@ const (
 // One goroutine at a time may call Sample or Run; the other methods are safe for
 // concurrent use.
 type VolumeSampler struct {
-	cfg    VolumesConfig
-	finder volumeFinder
-	read   func(path string) (Volume, bool, error) // readVolume but in tests
-	wake   chan struct{}
+	cfg  VolumesConfig
+	wake chan struct{}
+	// mounts is volumeFinder.mounts, and read is readVolume, but in tests.
+	mounts func() ([]volumeMount, error)
+	read   func(path string) (Volume, bool, error)
 
 	inUse  *prometheus.GaugeVec // without a label: absent until it is set
 	errors prometheus.Counter
@@ -100,10 +101,8 @@ func NewVolumeSampler(cfg VolumesConfig) (*VolumeSampler, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	s := &VolumeSampler{
-		cfg:    cfg,
-		finder: volumeFinder{cfg.Procfs, cfg.Rootfs, cfg.RootDirectory},
-		read:   readVolume,
-		wake:   make(chan struct{}, 1),
+		cfg: cfg, wake: make(chan struct{}, 1),
+		mounts: newVolumeFinder(cfg.Procfs, cfg.Rootfs, cfg.RootDirectory).mounts, read: readVolume,
 		inUse: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "nodeprobe_volumes_in_use",
 			Help: "CSI volumes in use on the node. Absent until it has been looked at.",
@@ -240,11 +239,11 @@ func (s *VolumeSampler) look(before *volumeLook) *volumeLook {
 	if before != nil {
 		was = *before
 	}
-	mounts, err := s.finder.mounts()
+	mounts, err := s.mounts()
 	if err == nil && (before == nil || lacks(mounts, was.mounts)) {
 		// Before Linux 5.8, the table lacks lines at times while others come and go.
 		var again []volumeMount
-		again, err = s.finder.mounts()
+		again, err = s.mounts()
 		mounts = sortMounts(append(mounts, again...))
 	}
 	if err != nil {

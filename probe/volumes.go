@@ -75,10 +75,6 @@ func podData(point string) string {
 	return filepath.Join(filepath.Dir(point), volumeDataFile)
 }
 
-// volumeFinder finds the volumes that are mounted below rootDirectory, a directory
-// of the node whose /proc is at procfs and whose / is at rootfs.
-type volumeFinder struct{ procfs, rootfs, rootDirectory string }
-
 // volumeMount is a mount of a volume: its line in the mount table, and the file
 // that says whose it is.
 type volumeMount struct{ line, data string }
@@ -86,25 +82,48 @@ type volumeMount struct{ line, data string }
 // volumeDirectory is a directory that volumes are mounted in. The mount table has
 // it as the node sees it, or below rootfs if the table is our own.
 type volumeDirectory struct {
-	onNode, here string
+	path         string // as it is configured
+	onNode, here string // where it was when it was last there
 	data         func(point string) string
 }
 
+// volumeFinder finds the mounts of volumes on the node whose /proc is at procfs and
+// whose / is at rootfs. One goroutine at a time may use it.
+type volumeFinder struct {
+	procfs, rootfs string
+	dirs           [2]volumeDirectory
+	none           bool // were mounted when the table was last read
+}
+
+func newVolumeFinder(procfs, rootfs, rootDirectory string) *volumeFinder {
+	f := &volumeFinder{procfs: procfs, rootfs: rootfs, dirs: [2]volumeDirectory{
+		{path: filepath.Join(rootDirectory, stagedDirectory), data: stagedData},
+		{path: filepath.Join(rootDirectory, podsDirectory), data: podData},
+	}}
+	for i := range f.dirs {
+		f.dirs[i].moved(rootfs, f.dirs[i].path)
+	}
+	return f
+}
+
+func (d *volumeDirectory) moved(rootfs, onNode string) {
+	d.onNode, d.here = onNode, filepath.Join(rootfs, onNode)
+}
+
 // mounts returns the mounts of volumes, in a fixed order. Where nobody has ever
-// staged one it takes no more than a look for the directory.
+// staged one it takes no more than a look for the directory; but one that is hidden
+// by another mount is as much in use as before.
 func (f *volumeFinder) mounts() ([]volumeMount, error) {
-	var dirs []volumeDirectory
-	for _, d := range []volumeDirectory{{onNode: stagedDirectory, data: stagedData}, {onNode: podsDirectory, data: podData}} {
-		onNode, err := resolveOnNode(f.rootfs, filepath.Join(f.rootDirectory, d.onNode))
+	for i := range f.dirs {
+		onNode, err := resolveOnNode(f.rootfs, f.dirs[i].path)
 		switch {
-		case errors.Is(err, fs.ErrNotExist) && len(dirs) == 0:
-			return nil, nil
-		case errors.Is(err, fs.ErrNotExist):
-			continue
-		case err != nil:
+		case err == nil:
+			f.dirs[i].moved(f.rootfs, onNode)
+		case !errors.Is(err, fs.ErrNotExist):
 			return nil, fmt.Errorf("find volumes: %w", err)
+		case i == 0 && f.none:
+			return nil, nil
 		}
-		dirs = append(dirs, volumeDirectory{onNode, filepath.Join(f.rootfs, onNode), d.data})
 	}
 	// Our own table may be of another namespace, and have fewer mounts.
 	table := mountinfoPaths(f.procfs)[0]
@@ -113,10 +132,11 @@ func (f *volumeFinder) mounts() ([]volumeMount, error) {
 		return nil, fmt.Errorf("find volumes: %w", err)
 	}
 	defer file.Close()
-	mounts, err := findVolumeMounts(file, dirs)
+	mounts, err := findVolumeMounts(file, f.dirs[:])
 	if err != nil {
 		return nil, fmt.Errorf("find volumes in %s: %w", table, err)
 	}
+	f.none = len(mounts) == 0
 	return mounts, nil
 }
 
@@ -169,8 +189,8 @@ func resolveOnNode(rootfs, path string) (string, error) {
 		return filepath.EvalSymlinks(path)
 	}
 	root, err := unix.Open(rootfs, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return "", &fs.PathError{Op: "open", Path: rootfs, Err: err}
+	if err != nil { // not for want of the path, even if it does not exist
+		return "", fmt.Errorf("open %s: %s", rootfs, err.Error())
 	}
 	defer unix.Close(root)
 	fd, err := unix.Openat2(root, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_IN_ROOT})
