@@ -142,6 +142,28 @@ reservedSystemCPUs: 0-
 		{"image service without a runtime", header + "imageServiceEndpoint: unix:///run/images.sock\n", []string{
 			`:3: imageServiceEndpoint: there is no containerRuntimeEndpoint`,
 		}},
+		{"volume limits", header + `volumeLimits:
+  disk.example.com: -1
+  a.example.com: 2.5
+  b.example.com: 9223372036854775808
+  c.example.com:
+  d.example.com: 1
+  attachable-volumes-csi-d.example.com: 1
+  attachable-volumes-: 1
+  disk_1: 1
+  a.driver.whose.name.is.longer.than.it.may.be.which.is.63.letters: 1
+volumeLimitsFromCSINode: maybe
+`, []string{
+			`:4: volumeLimits[disk.example.com]: "-1" is not a whole number, 0 or more`,
+			`:5: volumeLimits[a.example.com]: "2.5" is not a whole number, 0 or more`,
+			`:6: volumeLimits[b.example.com]: "9223372036854775808" is not a whole number, 0 or more`,
+			`:7: volumeLimits[c.example.com]: "" is not a whole number, 0 or more`,
+			`:8: volumeLimits[d.example.com]: attachable-volumes-csi-d.example.com has a limit already`,
+			`:10: volumeLimits[attachable-volumes-]: not the name of a resource: name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')`,
+			`:11: volumeLimits[disk_1]: not the name of a CSI driver: a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')`,
+			`:12: volumeLimits[a.driver.whose.name.is.longer.than.it.may.be.which.is.63.letters]: not the name of a CSI driver: must be no more than 63 characters`,
+			`:13: volumeLimitsFromCSINode: "maybe" is not true or false`,
+		}},
 		{"taints", header + `registerWithTaints:
 - {key: a, effect: NoSchedule}
 - {key: a, effect: Never}
