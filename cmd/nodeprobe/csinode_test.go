@@ -26,7 +26,8 @@ func TestParseCSINode(t *testing.T) {
 		{
 			"some", `{"drivers":[{"name":"a","nodeID":"n","topologyKeys":null,"allocatable":{"count":3}},
 				{"name":"no-limit","nodeID":"n"},{"name":"nor-this","allocatable":{}},{"name":"none","allocatable":{"count":0}}]}`,
-			volumeLimits{"attachable-volumes-csi-a": 3, "attachable-volumes-csi-none": 0}, "",
+			volumeLimits{"attachable-volumes-csi-a": 3, "attachable-volumes-csi-none": 0},
+			"",
 		},
 		{"negative", `{"drivers":[{"name":"a","allocatable":{"count":-1}}]}`, nil, "driver a: limit -1 is negative"},
 		{"not a number", `{"drivers":[{"name":"a","allocatable":{"count":"3"}}]}`, nil, "cannot unmarshal string"},
