@@ -19,6 +19,8 @@ type basis struct {
 	capacity  probe.Capacity
 	statuses  [pressure.NumConditions]pressure.Status
 	runtime   *Runtime
+	volumes   *Volumes
+	limits    *VolumeLimits
 	unhealthy string
 }
 
@@ -33,7 +35,10 @@ type idle struct {
 }
 
 func newBasis(node *v1.Node, facts *Facts) basis {
-	b := basis{node: node, machine: facts.Snapshot.Machine, capacity: facts.Snapshot.Capacity, runtime: facts.Runtime}
+	b := basis{
+		node: node, machine: facts.Snapshot.Machine, capacity: facts.Snapshot.Capacity,
+		runtime: facts.Runtime, volumes: facts.Volumes, limits: facts.VolumeLimits,
+	}
 	for i, v := range facts.Verdicts {
 		b.statuses[i] = v.Status
 	}

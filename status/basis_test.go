@@ -22,6 +22,8 @@ func TestChangeIsFoundByTheNextPass(t *testing.T) {
 		"pages":     func(f *Facts) { f.Snapshot.Capacity.HugePages[1].Total = 1 },
 		"condition": func(f *Facts) { f.Verdicts[1].Status = pressure.True },
 		"runtime":   func(f *Facts) { f.Runtime = &Runtime{Version: "containerd://2.1.0"} },
+		"volumes":   func(f *Facts) { f.Volumes = &Volumes{InUse: []v1.UniqueVolumeName{VolumeInUse("d", "a")}} },
+		"limits":    func(f *Facts) { f.VolumeLimits = &VolumeLimits{"attachable-volumes-csi-d": 1} },
 		"health":    func(f *Facts) { f.Unhealthy = errors.New("no samples") },
 	} {
 		t.Run(name, func(t *testing.T) {

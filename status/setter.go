@@ -36,11 +36,10 @@ type Facts struct {
 	// Runtime is what the container runtime tells; nil on a node without one. It is
 	// not changed once it was given, and the same pointer stands for the same facts.
 	Runtime *Runtime
-	// Volumes are those in use; nil while that is not known.
-	Volumes *Volumes
-	// VolumeLimits is how many volumes can be attached, by the name of the
-	// resource, as far as somebody says so.
-	VolumeLimits map[v1.ResourceName]int64
+	// Volumes are those in use; nil while that is not known. VolumeLimits are nil
+	// where nobody says any. Of both the same holds as of Runtime.
+	Volumes      *Volumes
+	VolumeLimits *VolumeLimits
 	// Unhealthy is why this process cannot vouch for the node, or nil.
 	Unhealthy error
 	// Urgent says that a change must not wait for its turn: there may be none.

@@ -19,6 +19,10 @@ type Volumes struct {
 	Partial bool
 }
 
+// VolumeLimits is how many volumes can be attached to the node, by the name of the
+// resource; see VolumeLimitName.
+type VolumeLimits map[v1.ResourceName]int64
+
 const csiVolumePrefix = "kubernetes.io/csi/"
 
 // VolumeInUse returns the name of a CSI volume in a Node's status.
@@ -50,14 +54,14 @@ func volumesInUse(facts *Facts) Setter {
 // so before it had the CSINode say that. Limits that are not given stay.
 func volumeLimits(facts *Facts) Setter {
 	return func(_ context.Context, node *v1.Node) error {
-		if len(facts.VolumeLimits) == 0 {
+		if facts.VolumeLimits == nil || len(*facts.VolumeLimits) == 0 {
 			return nil
 		}
 		for _, list := range []*v1.ResourceList{&node.Status.Capacity, &node.Status.Allocatable} {
 			if *list == nil {
 				*list = v1.ResourceList{}
 			}
-			for name, limit := range facts.VolumeLimits {
+			for name, limit := range *facts.VolumeLimits {
 				(*list)[name] = *resource.NewQuantity(limit, resource.DecimalSI)
 			}
 		}

@@ -56,7 +56,7 @@ func TestVolumeLimits(t *testing.T) {
 	for _, test := range []struct {
 		name                          string
 		had, hadToGive                map[string]string
-		limits                        map[v1.ResourceName]int64
+		limits                        *VolumeLimits
 		wantCapacity, wantAllocatable map[string]string
 	}{
 		{
@@ -64,13 +64,13 @@ func TestVolumeLimits(t *testing.T) {
 			wantCapacity: map[string]string{"attachable-volumes-aws-ebs": "39"}, wantAllocatable: map[string]string{"attachable-volumes-aws-ebs": "30"},
 		},
 		{
-			name: "on a fresh node", limits: map[v1.ResourceName]int64{"attachable-volumes-csi-d": 12},
+			name: "on a fresh node", limits: &VolumeLimits{"attachable-volumes-csi-d": 12},
 			wantCapacity: map[string]string{"attachable-volumes-csi-d": "12"}, wantAllocatable: map[string]string{"attachable-volumes-csi-d": "12"},
 		},
 		{
 			name: "one has changed, another is somebody else's",
 			had:  map[string]string{"attachable-volumes-csi-d": "3", "attachable-volumes-x": "1", "cpu": "4"}, hadToGive: map[string]string{"attachable-volumes-csi-d": "1", "cpu": "3"},
-			limits:       map[v1.ResourceName]int64{"attachable-volumes-csi-d": 0},
+			limits:       &VolumeLimits{"attachable-volumes-csi-d": 0},
 			wantCapacity: map[string]string{"attachable-volumes-csi-d": "0", "attachable-volumes-x": "1", "cpu": "4"}, wantAllocatable: map[string]string{"attachable-volumes-csi-d": "0", "cpu": "3"},
 		},
 	} {
@@ -86,7 +86,7 @@ func TestVolumeLimits(t *testing.T) {
 // A limit is not reserved from, and the pass that follows does not change it.
 func TestVolumeLimitsInThePipeline(t *testing.T) {
 	facts := machineFacts(epoch)
-	facts.VolumeLimits = map[v1.ResourceName]int64{"attachable-volumes-csi-d": 12}
+	facts.VolumeLimits = &VolumeLimits{"attachable-volumes-csi-d": 12}
 	facts.Volumes = &Volumes{InUse: names("kubernetes.io/csi/d^a")}
 	cfg := Config{NodeName: nodeName, Addresses: testAddresses(), Resources: testResources()}
 	cfg.Addresses.last = &choice{}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -28,10 +27,8 @@ type csiNode struct {
 	timeout time.Duration
 	log     *slog.Logger
 
-	said string // the error that was last logged; owned by Run
-
-	mu   sync.Mutex // guards last
-	last volumeLimits
+	last status.VolumeLimits // what was read last
+	said string              // the error that was last logged
 }
 
 // newCSINode returns what reads the CSINode of the named node.
@@ -43,9 +40,9 @@ func newCSINode(client *apiClient, nodeName string, timeout time.Duration, log *
 	}
 }
 
-// Run reads until ctx ends, and returns its cause. It calls changed when a limit has
-// changed.
-func (c *csiNode) Run(ctx context.Context, changed func()) error {
+// Run reads until ctx ends, and returns its cause. It calls changed with a copy of the
+// limits when one has changed.
+func (c *csiNode) Run(ctx context.Context, changed func(status.VolumeLimits)) error {
 	for {
 		wait := csiNodeInterval
 		limits, err := c.read(ctx)
@@ -53,10 +50,12 @@ func (c *csiNode) Run(ctx context.Context, changed func()) error {
 			return context.Cause(ctx)
 		}
 		c.note(err)
-		if err != nil {
+		switch {
+		case err != nil:
 			wait = csiNodeRetry
-		} else if c.keep(limits) {
-			changed()
+		case !maps.Equal(c.last, limits):
+			c.last = limits
+			changed(maps.Clone(limits))
 		}
 		select {
 		case <-ctx.Done():
@@ -64,25 +63,6 @@ func (c *csiNode) Run(ctx context.Context, changed func()) error {
 		case <-time.After(wait):
 		}
 	}
-}
-
-// limits returns what was read last. It must not be changed; nil does for no
-// csiNode, too.
-func (c *csiNode) limits() volumeLimits {
-	if c == nil {
-		return nil
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.last
-}
-
-func (c *csiNode) keep(limits volumeLimits) (changed bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	changed = !maps.Equal(c.last, limits)
-	c.last = limits
-	return changed
 }
 
 // note logs once per change that the CSINode cannot be read.
@@ -98,12 +78,12 @@ func (c *csiNode) note(err error) {
 }
 
 // read returns the limits in the CSINode. There is none before the first driver.
-func (c *csiNode) read(ctx context.Context) (volumeLimits, error) {
+func (c *csiNode) read(ctx context.Context) (status.VolumeLimits, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
 	data, err := c.get(ctx)
 	if apierrors.IsNotFound(err) {
-		return nil, nil
+		return status.VolumeLimits{}, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("get CSINode: %w", err)
@@ -117,7 +97,7 @@ func (c *csiNode) read(ctx context.Context) (volumeLimits, error) {
 
 // parseCSINode takes the limits out of a CSINode. A driver without one is bounded by
 // nothing. The API's own types would bring the whole group into the binary.
-func parseCSINode(data []byte) (volumeLimits, error) {
+func parseCSINode(data []byte) (status.VolumeLimits, error) {
 	var node struct {
 		Spec struct {
 			Drivers []struct {
@@ -129,7 +109,7 @@ func parseCSINode(data []byte) (volumeLimits, error) {
 	if err := json.Unmarshal(data, &node); err != nil {
 		return nil, err
 	}
-	limits := volumeLimits{}
+	limits := status.VolumeLimits{}
 	for _, d := range node.Spec.Drivers {
 		count := d.Allocatable.Count
 		if count == nil {

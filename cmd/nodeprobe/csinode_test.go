@@ -13,20 +13,22 @@ import (
 	"github.com/google/go-cmp/cmp"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/nodeprobe/nodeprobe/status"
 )
 
 func TestParseCSINode(t *testing.T) {
 	for _, test := range []struct {
 		name, spec string
-		want       volumeLimits
+		want       status.VolumeLimits
 		err        string
 	}{
-		{"no drivers", `{}`, volumeLimits{}, ""},
-		{"null", `{"drivers":null}`, volumeLimits{}, ""},
+		{"no drivers", `{}`, status.VolumeLimits{}, ""},
+		{"null", `{"drivers":null}`, status.VolumeLimits{}, ""},
 		{
 			"some", `{"drivers":[{"name":"a","nodeID":"n","topologyKeys":null,"allocatable":{"count":3}},
 				{"name":"no-limit","nodeID":"n"},{"name":"nor-this","allocatable":{}},{"name":"none","allocatable":{"count":0}}]}`,
-			volumeLimits{"attachable-volumes-csi-a": 3, "attachable-volumes-csi-none": 0},
+			status.VolumeLimits{"attachable-volumes-csi-a": 3, "attachable-volumes-csi-none": 0},
 			"",
 		},
 		{"negative", `{"drivers":[{"name":"a","allocatable":{"count":-1}}]}`, nil, "driver a: limit -1 is negative"},
@@ -55,11 +57,7 @@ func TestCSINodeRun(t *testing.T) {
 		var logs strings.Builder
 		var got []string
 		at := func(what string) { got = append(got, fmt.Sprint(time.Since(start), " ", what)) }
-		var c *csiNode
-		if c.limits() != nil {
-			t.Error("limits of no CSINode")
-		}
-		c = &csiNode{timeout: 10 * time.Second, log: slog.New(slog.NewTextHandler(&logs, nil))}
+		c := &csiNode{timeout: 10 * time.Second, log: slog.New(slog.NewTextHandler(&logs, nil))}
 		c.get = func(ctx context.Context) ([]byte, error) {
 			answer := answers[0]
 			answers = answers[1:]
@@ -76,7 +74,7 @@ func TestCSINodeRun(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cause := errors.New("stop")
 		done := make(chan error)
-		go func() { done <- c.Run(ctx, func() { at(fmt.Sprint(c.limits())) }) }()
+		go func() { done <- c.Run(ctx, func(limits status.VolumeLimits) { at(fmt.Sprint(limits)) }) }()
 		time.Sleep(22 * time.Minute)
 		cancel(cause)
 		if err := <-done; !errors.Is(err, cause) {

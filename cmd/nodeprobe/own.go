@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -33,8 +34,10 @@ type owner struct {
 	known       atomic.Pointer[status.Runtime] // what it told last; nil if that is old
 	mostImages  int
 	volumes     *probe.VolumeSampler
-	csiNode     *csiNode // nil unless it is asked for
-	limits      volumeLimits
+	inUse       atomic.Pointer[status.Volumes]
+	csiNode     *csiNode            // nil unless it is asked for
+	configured  status.VolumeLimits // which win over what the CSINode has
+	limits      atomic.Pointer[status.VolumeLimits]
 
 	nodeName  string
 	resources *status.Resources
@@ -56,11 +59,12 @@ func newOwner(cfg *config, p *policy, paths paths, sampler *probe.Sampler, monit
 	o := &owner{
 		client: client, guard: newGuard(duration, log, reg),
 		nodeName: p.nodeName, resources: &p.resources, reserved: p.reserved, sysfs: paths.sysfs, lastWord: cfg.LastWord,
-		monitor: monitor, sampler: sampler, mostImages: int(cfg.NodeStatusMaxImages), limits: p.volumeLimits, log: log,
+		monitor: monitor, sampler: sampler, mostImages: int(cfg.NodeStatusMaxImages), configured: p.volumeLimits, log: log,
 	}
 	if o.runtime, err = newRuntime(cfg, paths, log, reg); err != nil {
 		return nil, err
 	}
+	o.limits.Store(&o.configured)
 	if o.volumes, err = newVolumes(cfg, paths, log, reg); err != nil {
 		return nil, err
 	}
@@ -135,9 +139,9 @@ func (o *owner) start(ctx context.Context, tasks *errgroup.Group) {
 	tasks.Go(func() error { return o.heartbeater.Run(ctx) })
 	tasks.Go(func() error { return o.recorder.Run(ctx) })
 	tasks.Go(func() error { return o.runtime.Run(ctx, o.runtimeChanged) })
-	tasks.Go(func() error { return o.volumes.Run(ctx, o.updater.Wake) })
+	tasks.Go(func() error { return o.volumes.Run(ctx, o.volumesChanged) })
 	if o.csiNode != nil {
-		tasks.Go(func() error { return o.csiNode.Run(ctx, o.updater.Wake) })
+		tasks.Go(func() error { return o.csiNode.Run(ctx, o.limitsChanged) })
 	}
 	if o.shutdown != nil {
 		tasks.Go(func() error { return o.shutdown.Run(ctx) })
@@ -154,6 +158,19 @@ func (o *owner) runtimeChanged() {
 	o.updater.Wake()
 }
 
+// volumesChanged is called when other volumes are in use.
+func (o *owner) volumesChanged() {
+	o.inUse.Store(volumeFacts(o.volumes.Last()))
+	o.updater.Wake()
+}
+
+// limitsChanged is called when the CSINode has other limits.
+func (o *owner) limitsChanged(limits status.VolumeLimits) {
+	maps.Copy(limits, o.configured)
+	o.limits.Store(&limits)
+	o.updater.Wake()
+}
+
 // facts is what a status is made from.
 func (o *owner) facts() status.Facts {
 	if node := o.updater.Node(); node != nil {
@@ -161,8 +178,7 @@ func (o *owner) facts() status.Facts {
 	}
 	facts := o.monitor.facts()
 	facts.Runtime = o.runtimeFacts(time.Now())
-	facts.Volumes = volumeFacts(o.volumes.Last())
-	facts.VolumeLimits = o.limits.over(o.csiNode.limits())
+	facts.Volumes, facts.VolumeLimits = o.inUse.Load(), o.limits.Load()
 	return facts
 }
 

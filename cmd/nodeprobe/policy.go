@@ -36,7 +36,7 @@ type policy struct {
 	taints     []v1.Taint
 	logLevel   slog.Level
 
-	volumeLimits volumeLimits
+	volumeLimits status.VolumeLimits
 }
 
 // policy parses every field, and returns all problems rather than the first.

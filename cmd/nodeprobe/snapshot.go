@@ -85,7 +85,7 @@ func snapshot(ctx context.Context, stdout, stderr io.Writer, cfg *config, p *pol
 		return &exitError{exitUsage, err}
 	}
 	inUse := volumes.Sample(ctx)
-	facts.Volumes, facts.VolumeLimits = volumeFacts(inUse), p.volumeLimits
+	facts.Volumes, facts.VolumeLimits = volumeFacts(inUse), &p.volumeLimits
 
 	node, nodeErr := previewNode(ctx, cfg, p, &facts)
 	out := snapshotOutput{

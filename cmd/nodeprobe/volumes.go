@@ -41,23 +41,10 @@ func volumeFacts(v probe.Volumes) *status.Volumes {
 	return facts
 }
 
-// volumeLimits is how many volumes can be attached, by the name of the resource.
-type volumeLimits map[v1.ResourceName]int64
-
-// over returns the other limits with these in their place where both have one.
-func (l volumeLimits) over(others volumeLimits) volumeLimits {
-	all := maps.Clone(others)
-	if all == nil {
-		return l
-	}
-	maps.Copy(all, l)
-	return all
-}
-
 // parseVolumeLimits reads volumeLimits, whose keys are drivers or resources.
 func (p *policy) parseVolumeLimits(c *config) []problem {
 	var problems []problem
-	p.volumeLimits = volumeLimits{}
+	p.volumeLimits = status.VolumeLimits{}
 	for _, key := range slices.Sorted(maps.Keys(c.VolumeLimits)) {
 		text := c.VolumeLimits[key]
 		name, err := volumeLimitName(key)

@@ -41,17 +41,9 @@ func TestVolumeLimitsConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := volumeLimits{"attachable-volumes-csi-disk.example.com": 0, "attachable-volumes-csi-Other.example.com": 12, "attachable-volumes-aws-ebs": 39}
+	want := status.VolumeLimits{"attachable-volumes-csi-disk.example.com": 0, "attachable-volumes-csi-Other.example.com": 12, "attachable-volumes-aws-ebs": 39}
 	if d := cmp.Diff(want, p.volumeLimits); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
-	}
-	others := volumeLimits{"attachable-volumes-csi-disk.example.com": 7, "attachable-volumes-csi-x": 1}
-	want["attachable-volumes-csi-x"] = 1
-	if d := cmp.Diff(want, p.volumeLimits.over(others)); d != "" {
-		t.Errorf("over others (-want +got):\n%s", d)
-	}
-	if d := cmp.Diff(volumeLimits{"attachable-volumes-csi-disk.example.com": 7, "attachable-volumes-csi-x": 1}, others); d != "" {
-		t.Errorf("the others have changed:\n%s", d)
 	}
 }
 
