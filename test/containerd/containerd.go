@@ -24,8 +24,9 @@ const (
 
 // Options for Start.
 type Options struct {
-	// Dir receives images, state, configuration, socket and log. A socket's path
-	// must not be longer than 107 bytes.
+	// Dir receives images, state, configuration, socket and log; what an earlier
+	// containerd left there is there again. A socket's path must not be longer than
+	// 107 bytes.
 	Dir string
 	// SandboxImage is what the sandbox of a pod runs: an image that has been
 	// imported. Empty if there will be no pods.

@@ -57,6 +57,8 @@ type Options struct {
 	Thresholds map[string]string
 	// Config is what else to set: reservations, periods, anything.
 	Config Config
+	// Args come after the arguments of every kubelet.
+	Args []string
 	// Log receives a line about each long step. Nil means silence.
 	Log io.Writer
 }
@@ -117,14 +119,14 @@ func start(ctx context.Context, cp *controlplane.ControlPlane, opts Options, pat
 	}
 	k.process, err = process.Start(process.Spec{
 		Path: path, LogFile: k.LogFile,
-		Args: []string{
+		Args: append([]string{
 			"--config=" + configFile,
 			"--kubeconfig=" + kubeconfig,
 			"--hostname-override=" + opts.NodeName,
 			"--root-dir=" + opts.RootDir,
 			"--cert-dir=" + filepath.Join(opts.Dir, "pki"),
 			"--v=2",
-		},
+		}, opts.Args...),
 	})
 	if err != nil {
 		return nil, err

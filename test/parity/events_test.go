@@ -1,0 +1,89 @@
+package parity
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// ownEvents are those of a kubelet that are not about the node's status: it also evicts
+// and collects garbage. OOMKill is about other tests' victims.
+var ownEvents = regexp.MustCompile(`^(Starting|EvictionThresholdMet|FreeDiskSpaceFailed|ImageGCFailed|ContainerGCFailed|NodeAllocatableEnforced|CgroupV1|InvalidDiskCapacity|PossibleMemoryBackedVolumesOnDisk|OOMKill.*|SystemOOM)$`)
+
+// compareEvents compares what was told of the node: all of an Event but when and how
+// often it was told.
+func (s *stage) compareEvents() {
+	s.t.Helper()
+	for deadline := time.Now().Add(settleTime); ; time.Sleep(200 * time.Millisecond) { // Events are sent in the background
+		theirs, ours := s.events(kubeletNode), s.events(ourNode)
+		diff := cmp.Diff(theirs, ours)
+		switch {
+		case diff == "":
+			s.t.Logf("the same events of both: %s", strings.Join(reasons(ours), ", "))
+			return
+		case time.Now().After(deadline):
+			s.t.Errorf("events (-kubelet +nodeprobe):\n%s", diff)
+			return
+		}
+	}
+}
+
+// awaitEvent waits for both to have told an Event.
+func (s *stage) awaitEvent(reason string) {
+	s.t.Helper()
+	for deadline := time.Now().Add(settleTime); ; time.Sleep(200 * time.Millisecond) {
+		theirs, ours := slices.Contains(reasons(s.events(kubeletNode)), reason), slices.Contains(reasons(s.events(ourNode)), reason)
+		if theirs && ours {
+			return
+		}
+		if time.Now().After(deadline) {
+			s.t.Errorf("event %s: told by the kubelet: %t; by nodeprobe: %t", reason, theirs, ours)
+			return
+		}
+	}
+}
+
+func (s *stage) events(name string) []corev1.Event {
+	s.t.Helper()
+	list, err := s.client.CoreV1().Events("").List(s.t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + name})
+	s.must(err)
+	told := map[string]corev1.Event{}
+	for _, e := range list.Items {
+		if !ownEvents.MatchString(e.Reason) {
+			told[e.Source.Component+" "+e.Reason] = normalEvent(e)
+		}
+	}
+	var events []corev1.Event
+	for _, e := range told {
+		events = append(events, e)
+	}
+	slices.SortFunc(events, func(a, b corev1.Event) int {
+		return strings.Compare(a.Source.Component+a.Reason, b.Source.Component+b.Reason)
+	})
+	return events
+}
+
+func normalEvent(e corev1.Event) corev1.Event {
+	own := func(text string) string { return rename(text).(string) }
+	e.ObjectMeta = metav1.ObjectMeta{Namespace: e.Namespace}
+	e.FirstTimestamp, e.LastTimestamp, e.EventTime = metav1.Time{}, metav1.Time{}, metav1.MicroTime{}
+	e.Count, e.Series = 0, nil
+	// The kubelet has none, so that kubectl describe node hides its Events.
+	e.InvolvedObject.UID = ""
+	e.InvolvedObject.Name, e.Message = own(e.InvolvedObject.Name), own(e.Message)
+	e.Source.Host, e.ReportingInstance = own(e.Source.Host), own(e.ReportingInstance)
+	return e
+}
+
+func reasons(events []corev1.Event) []string {
+	var all []string
+	for _, e := range events {
+		all = append(all, e.Reason)
+	}
+	return all
+}

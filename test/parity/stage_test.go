@@ -1,0 +1,173 @@
+package parity
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/nodeprobe/nodeprobe/test/agent"
+	"github.com/nodeprobe/nodeprobe/test/build"
+	"github.com/nodeprobe/nodeprobe/test/containerd"
+	"github.com/nodeprobe/nodeprobe/test/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/kubelet"
+	"github.com/nodeprobe/nodeprobe/test/need"
+	"github.com/nodeprobe/nodeprobe/test/nodewatch"
+	"github.com/nodeprobe/nodeprobe/test/pressure"
+	"github.com/nodeprobe/nodeprobe/test/process"
+)
+
+const (
+	kubeletNode, ourNode = "parity-kubelet", "parity-nodeprobe"
+	bareNode             = "parity-bare" // a nodeprobe's that knows of no container runtime
+	patience             = 90 * time.Second
+	nodeLabel            = "example.com/parity"
+	shownImages          = 3
+)
+
+// configuration is what both are given, in the kubelet's words. Nothing of it is
+// left at its default that need not be.
+var configuration = kubelet.Config{
+	"maxPods": 77, "podsPerCore": 20,
+	"systemReserved":                   map[string]string{"cpu": "150m", "memory": "300Mi", "ephemeral-storage": "256Mi"},
+	"kubeReserved":                     map[string]string{"cpu": "50m", "memory": "200Mi"},
+	"registerWithTaints":               []corev1.Taint{{Key: "example.com/parity", Value: "v", Effect: corev1.TaintEffectNoSchedule}},
+	"providerID":                       "parity:///machine",
+	"nodeStatusUpdateFrequency":        "2s",
+	"nodeStatusReportFrequency":        "10s",
+	"nodeLeaseDurationSeconds":         20,
+	"nodeStatusMaxImages":              shownImages,
+	"evictionPressureTransitionPeriod": "1s",
+}
+
+// stage is all of them at work.
+type stage struct {
+	t       *testing.T
+	cp      *controlplane.ControlPlane
+	client  kubernetes.Interface
+	dir     string // the container runtime's
+	runtime *containerd.Containerd
+	loads   []*load
+	seen    map[string]*nodewatch.History // by node
+	since   time.Time                     // what both did until then was to start
+	differs map[*allowance]map[string]bool
+}
+
+// start starts a kubelet, and nodeprobes that take their configuration from the
+// kubelet's own file.
+func start(t *testing.T) *stage {
+	t.Helper()
+	need.Root(t)
+	need.Command(t, "containerd", "containerd")
+	ip := address(t)
+	cp := controlplane.StartExclusive(t, controlplane.Options{Controllers: true, AuditLog: true})
+	s := &stage{
+		t: t, cp: cp, client: cp.Client(), dir: t.TempDir(),
+		seen: map[string]*nodewatch.History{}, differs: map[*allowance]map[string]bool{},
+	}
+	s.must(s.startRuntime())
+	t.Cleanup(func() { s.check(s.runtime.Stop()) })
+	s.must(containerd.ImportImages(t.Context(), s.runtime.Socket, shownImages+2))
+	disk, err := pressure.Disk(2048)
+	s.must(err)
+	t.Cleanup(func() { s.check(disk.Close()) })
+	for _, name := range []string{kubeletNode, ourNode, bareNode} {
+		s.seen[name], err = nodewatch.Follow(t.Context(), s.client, name)
+		s.must(err)
+	}
+	// Built before the limits are set: a compiler needs memory that will be back.
+	_, err = kubelet.Build(t.Context(), os.Stderr)
+	s.must(err)
+	binary, err := build.Product(t.Context(), t.TempDir(), os.Stderr)
+	s.must(err)
+	s.loads, err = newLoads(disk)
+	s.must(err)
+
+	dir, rootDir := t.TempDir(), filepath.Join(disk.Dir, "kubelet")
+	k, err := kubelet.Start(t.Context(), cp, kubelet.Options{
+		NodeName: kubeletNode, RuntimeEndpoint: s.runtime.Endpoint, Dir: dir, RootDir: rootDir, Log: os.Stderr,
+		Thresholds: thresholds(s.loads), Config: configuration,
+		Args: []string{"--node-labels=" + nodeLabel + "=labelled", "--node-ip=" + ip},
+	})
+	s.must(err)
+	t.Cleanup(func() { s.check(k.Stop()) })
+	s.nodeprobe(binary, ourNode, filepath.Join(dir, "kubelet.yaml"), agent.Config{
+		"rootDirectory": rootDir, "nodeLabels": map[string]string{nodeLabel: "labelled"}, "nodeIP": ip,
+	})
+	s.nodeprobe(binary, bareNode, filepath.Join(dir, "kubelet.yaml"), agent.Config{
+		"rootDirectory": rootDir, "nodeLabels": map[string]string{nodeLabel: "labelled"}, "nodeIP": ip,
+		"containerRuntimeEndpoint": "",
+	})
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the kubelet's last lines:\n%s", process.LogTail(k.LogFile, 20))
+		}
+	})
+	return s
+}
+
+// nodeprobe starts one beside the kubelet, with its configuration and what only
+// flags tell a kubelet.
+func (s *stage) nodeprobe(binary, name, kubeletConfig string, config agent.Config) {
+	s.t.Helper()
+	kubeconfig, err := s.cp.NodeKubeconfig(name)
+	s.must(err)
+	a, err := agent.Start(s.t.Context(), agent.Spec{
+		Binary: binary, Dir: s.t.TempDir(), NodeName: name, Kubeconfig: kubeconfig,
+		Config: config.With(agent.Config{
+			"apiVersion": "nodeprobe.dev/v1alpha1", "kind": "NodeProbeConfiguration", "mode": "own",
+			"kubeletVersion": "v1.36.3", "logFormat": "json",
+		}),
+		Args: []string{"--kubelet-config", kubeletConfig},
+	})
+	s.must(err)
+	s.t.Cleanup(func() {
+		a.Stop()
+		if s.t.Failed() {
+			s.t.Logf("the last lines of nodeprobe %s:\n%s", name, process.LogTail(a.LogFile, 40))
+		}
+	})
+}
+
+// startRuntime starts containerd, for the first time or with what it had before.
+func (s *stage) startRuntime() (err error) {
+	s.runtime, err = containerd.Start(s.t.Context(), containerd.Options{Dir: s.dir})
+	return err
+}
+
+func (s *stage) must(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+func (s *stage) check(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Error(err)
+	}
+}
+
+// begin says that what comes now is not part of the start any more.
+func (s *stage) begin() { s.since = time.Now() }
+
+// address is one of this machine's that a kubelet takes for its node's.
+func address(t *testing.T) string {
+	t.Helper()
+	addresses, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addresses {
+		if network, ok := a.(*net.IPNet); ok && network.IP.IsGlobalUnicast() {
+			return network.IP.String()
+		}
+	}
+	need.Skip(t, "needs an address other than loopback")
+	return ""
+}
