@@ -80,7 +80,7 @@ footprint: control-plane ## memory and CPU of a minute, beside node_exporter
 test-flap: deps control-plane ## values dance around each limit for three minutes: events, samples, patches (needs root)
 	go -C test test -count=1 -v ./flap -dance
 
-parity: deps control-plane ## a real kubelet and nodeprobe on this machine: their Nodes, Leases and Events compared (needs root)
+parity: deps control-plane ## a real kubelet and nodeprobe on this machine: their Nodes, Leases, Events and writes compared (needs root)
 	go -C test test -count=1 -v -timeout 10m ./parity
 
 control-plane: ## build etcd and Kubernetes' own programs (the first time takes minutes)
