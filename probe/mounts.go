@@ -41,9 +41,8 @@ type Mount struct {
 // still counts as read-write: "emergency_ro" and "shutdown" (Linux 6.15). The
 // kernel does not notify about these: look at every sample, or now and then.
 func (m *Mount) ReadOnly() (option string, ro bool) {
-	for option := range strings.SplitSeq(m.SuperOptions, ",") {
-		switch option {
-		case "emergency_ro", "shutdown":
+	for _, option := range [...]string{"emergency_ro", "shutdown"} {
+		if hasOption(m.SuperOptions, option) {
 			return option, true
 		}
 	}
@@ -54,7 +53,12 @@ func (m *Mount) ReadOnly() (option string, ro bool) {
 }
 
 func hasOption(options, name string) bool {
-	return slices.Contains(strings.Split(options, ","), name)
+	for option, rest, more := "", options, true; more; {
+		if option, rest, more = strings.Cut(rest, ","); option == name {
+			return true
+		}
+	}
+	return false
 }
 
 // mountinfoPaths returns where to find the node's mount table: that of its

@@ -8,6 +8,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
 )
 
 // Config says what the Node is to say, and how to reach it.
@@ -35,6 +37,16 @@ type Config struct {
 	// server has taken the change. It must not block.
 	Record func(kind, reason, message string)
 
+	// Augment, where it is set, returns conditions of our own, and nothing else of
+	// the Node is written: no Node is created, and no setter runs.
+	Augment func() []pressure.Finding
+
+	// Seen is called with each version of the Node that becomes known. It must not
+	// block.
+	Seen func(*v1.Node)
+	// ReadOnly has the Node followed, and nothing written.
+	ReadOnly bool
+
 	// Register says whether to create the Node if there is none.
 	Register     bool
 	Registration Registration
@@ -47,7 +59,8 @@ type Config struct {
 	Setters []Setter
 
 	// UpdateFrequency is the time between two passes that nothing asked for;
-	// ReportFrequency is the time after which an unchanged status is posted.
+	// ReportFrequency is the time after which an unchanged status is posted; with
+	// Augment, 0 is never.
 	UpdateFrequency, ReportFrequency time.Duration
 
 	// Logger is silent and Registerer is not used if nil.
@@ -63,7 +76,7 @@ func (c *Config) validate() error {
 		return errors.New("nodes and facts must be given")
 	case c.UpdateFrequency <= 0:
 		return fmt.Errorf("update frequency %s is not positive", c.UpdateFrequency)
-	case c.ReportFrequency <= 0:
+	case c.ReportFrequency < 0, c.ReportFrequency == 0 && c.Augment == nil && !c.ReadOnly:
 		return fmt.Errorf("report frequency %s is not positive", c.ReportFrequency)
 	case c.Timeout <= 0:
 		return fmt.Errorf("timeout %s is not positive", c.Timeout)
@@ -83,6 +96,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.OnFailure == nil {
 		c.OnFailure = func() {}
+	}
+	if c.Seen == nil {
+		c.Seen = func(*v1.Node) {}
 	}
 	if c.Record == nil {
 		c.Record = func(string, string, string) {}

@@ -1,13 +1,21 @@
 package status
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // reporter decides when an unchanged status is posted all the same: once in a
 // report period, as the kubelet does. After a change, or the first post, the
 // next such post comes at a random time between half and one and a half periods
 // later, so that nodes which changed together do not post together for ever.
+//
+// Where a phase is given, those posts come when so much of a period is over by the
+// wall clock, whatever happens in between. A period of 0 means none.
 type reporter struct {
 	period time.Duration
+	phased bool
+	phase  time.Duration
 	last   time.Time // of the latest successful post; zero before the first
 	delay  time.Duration
 }
@@ -17,8 +25,18 @@ func (r *reporter) due(now time.Time) bool { return r.left(now) <= 0 }
 
 // left is the time until the period is over.
 func (r *reporter) left(now time.Time) time.Duration {
-	if r.last.IsZero() {
+	switch {
+	case r.last.IsZero():
 		return 0
+	case r.period == 0:
+		return math.MaxInt64
+	case r.phased:
+		next := r.last.Truncate(r.period).Add(r.phase)
+		if !next.After(r.last) {
+			next = next.Add(r.period)
+		}
+		// The wall clock may have been set back.
+		return min(next.Sub(now), r.period-now.Sub(r.last))
 	}
 	return r.period + r.delay - now.Sub(r.last)
 }

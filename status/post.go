@@ -44,27 +44,14 @@ func (u *Updater) try(ctx context.Context, paid *bool) (wait time.Duration, err 
 		u.result(err)
 		return u.cfg.UpdateFrequency, nil
 	}
-	u.tellSchedulable(old)
 	due := u.report.due(now)
-	from := newBasis(old, &facts)
-	if !due && len(u.cfg.Setters) == 0 && u.idle.serves(&from, now) {
-		return u.nothingToPost(now), nil
-	}
-	next := old.DeepCopy()
-	labels := requireLabels(next)
-	failed := apply(ctx, next, setters(&u.cfg, &facts, now))
-	u.noteSetters(failed)
-	changed := statusChanged(&old.Status, &next.Status) || labels
-
-	if !changed && !due {
-		if failed == nil { // or else it is to be tried again
-			u.idle = idle{from, now}
-		}
+	draft := u.draft(ctx, old, &facts, now, due)
+	if draft.patch == nil || !draft.changed && !due {
 		return u.nothingToPost(now), nil
 	}
 	// A post for the period's sake is not paced; if it fails, the next one is:
 	// failures are no lighter for the API server.
-	if !*paid && !facts.Urgent && (changed || u.failing()) {
+	if !*paid && !facts.Urgent && (draft.changed || u.failing()) {
 		if wait := u.pace.wait(now); wait > 0 {
 			u.hold()
 			return wait, nil
@@ -73,10 +60,10 @@ func (u *Updater) try(ctx context.Context, paid *bool) (wait time.Duration, err 
 		*paid = true
 	}
 	u.held = false
-	if err := u.post(ctx, old, next, changed); err != nil {
+	if err := u.post(ctx, &draft); err != nil {
 		return 0, err
 	}
-	u.report.posted(now, changed, rand.Float64())
+	u.report.posted(now, draft.changed, rand.Float64())
 	u.backoff = registerBackoff{}
 	u.result(nil)
 	return min(u.cfg.UpdateFrequency, u.report.left(now)), nil
@@ -87,7 +74,11 @@ func (u *Updater) try(ctx context.Context, paid *bool) (wait time.Duration, err 
 func (u *Updater) nothingToPost(now time.Time) time.Duration {
 	u.held = false
 	u.result(nil)
-	return min(u.cfg.UpdateFrequency, u.report.left(now))
+	left := u.report.left(now)
+	if left <= 0 { // there was nothing to say although it was time
+		return u.cfg.UpdateFrequency
+	}
+	return min(u.cfg.UpdateFrequency, left)
 }
 
 // failing says whether the latest pass failed.
@@ -113,17 +104,58 @@ func (u *Updater) refresh(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("get node %s: %w", u.cfg.NodeName, err)
 	}
-	u.node.Store(node)
+	u.know(node)
 	return nil
 }
 
-func (u *Updater) post(ctx context.Context, old, next *v1.Node, changed bool) error {
-	patch, err := Patch(old, next)
+// draft is what a pass may post; patch is nil if it is nothing, due or not.
+type draft struct {
+	changed bool
+	patch   func() ([]byte, error)
+	told    func() []told // the Events, once it is posted
+}
+
+// draft finds out what there is to say; due says that it will be posted whether it
+// is news or not.
+func (u *Updater) draft(ctx context.Context, old *v1.Node, facts *Facts, now time.Time, due bool) draft {
+	switch {
+	case u.cfg.ReadOnly:
+		return draft{}
+	case u.cfg.Augment != nil:
+		a := augment(old, u.cfg.Augment(), now)
+		u.noteSetters(a.err)
+		if len(a.entries)+len(a.news) == 0 {
+			return draft{}
+		}
+		return draft{len(a.news) > 0, func() ([]byte, error) { return a.patch(due) }, func() []told { return a.told }}
+	}
+	u.tellSchedulable(old)
+	from := newBasis(old, facts)
+	if !due && len(u.cfg.Setters) == 0 && u.idle.serves(&from, now) {
+		return draft{}
+	}
+	next := old.DeepCopy()
+	labels := requireLabels(next)
+	failed := apply(ctx, next, setters(&u.cfg, facts, now))
+	u.noteSetters(failed)
+	changed := statusChanged(&old.Status, &next.Status) || labels
+	if !changed && failed == nil { // or else it is to be tried again
+		u.idle = idle{from, now}
+	}
+	return draft{
+		changed,
+		func() ([]byte, error) { return Patch(old, next) },
+		func() []told { return transitions(old, next) },
+	}
+}
+
+func (u *Updater) post(ctx context.Context, draft *draft) error {
+	patch, err := draft.patch()
 	if err != nil {
 		return err
 	}
 	reason := "period"
-	if changed {
+	if draft.changed {
 		reason = "changed"
 	}
 	start := time.Now()
@@ -132,8 +164,8 @@ func (u *Updater) post(ctx context.Context, old, next *v1.Node, changed bool) er
 	if err != nil {
 		return fmt.Errorf("patch status of node %s: %w", u.cfg.NodeName, err)
 	}
-	u.node.Store(node)
-	u.tell(old, next)
+	u.know(node)
+	u.tell(draft.told())
 	u.log.Debug("patched node status", "node", u.cfg.NodeName, "reason", reason, "bytes", len(patch))
 	return nil
 }

@@ -65,7 +65,7 @@ func (u *Updater) register(ctx context.Context) error {
 	}
 	u.metrics.registrations.WithLabelValues(how).Inc()
 	u.log.Info("node is registered", "node", node.Name, "how", how, "uid", node.UID)
-	u.node.Store(node)
+	u.know(node)
 	return nil
 }
 
@@ -92,7 +92,7 @@ func (u *Updater) enter(ctx context.Context) (node *v1.Node, how string, err err
 	node, createErr := nodes.Create(ctx, initial)
 	switch {
 	case createErr == nil:
-		u.tell(nil, initial)
+		u.tell(transitions(nil, initial))
 		return node, "created", nil
 	case apierrors.IsAlreadyExists(createErr):
 	case apierrors.IsForbidden(createErr):

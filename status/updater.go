@@ -53,6 +53,9 @@ func New(cfg Config) (*Updater, error) {
 		report:     reporter{period: cfg.ReportFrequency}, pace: newPacer(),
 		logged: noted{}, settersLogged: noted{},
 	}
+	if cfg.Augment != nil {
+		u.report.phased, u.report.phase = true, phaseOf(cfg.NodeName, cfg.ReportFrequency)
+	}
 	u.ok.Store(&errNotRegistered)
 	u.logged.news(errNotRegistered)
 	return u, nil
@@ -160,15 +163,21 @@ func (u *Updater) sighted(s sighting) bool {
 	case !newer(s.node.ResourceVersion, node.ResourceVersion):
 		return false
 	default:
-		u.node.Store(s.node)
+		u.know(s.node)
 	}
 	return true
 }
 
+// know makes a Node the last known one.
+func (u *Updater) know(node *v1.Node) {
+	u.node.Store(node)
+	u.cfg.Seen(node)
+}
+
 // tell records the Events for a change that the API server has taken. A process
 // does not outlive a boot: another boot ID after that was written by mistake.
-func (u *Updater) tell(old, now *v1.Node) {
-	for _, e := range transitions(old, now) {
+func (u *Updater) tell(events []told) {
+	for _, e := range events {
 		if e.reason == eventRebooted {
 			if u.rebooted {
 				continue

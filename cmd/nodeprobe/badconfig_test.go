@@ -69,8 +69,16 @@ nodeLabels: {a: [b]}
 			`:14: nodeLabels[a]: a list is not a text`,
 		}},
 		{"two documents", header + "---\n" + header, []string{`:3: a second document; the file must hold one`}},
-		{"modes", header + "mode: augment\n", []string{`:3: mode: augment is not there yet; use observe, or own where no kubelet runs`}},
-		{"no such mode", header + "mode: bogus\n", []string{`:3: mode: "bogus" is not "observe" or "own"`}},
+		{"augment", header + "mode: augment\nconditions:\n  Ready: {when: [MemoryPressure], reason: A, okReason: B}\n  nodeprobe.dev/MemoryPressure: {when: [memory.free < 5%], for: -1s}\n  example.com/X: {when: [PIDPressure], reason: two words}\n  example.com/Off: {when: []}\nconditionsOnExit: forget\nconditionHeartbeat: 1s\n", []string{
+			`:5: conditions[Ready]: this condition is the kubelet's; choose a type of your own, such as example.com/Ready`,
+			`:6: conditions[nodeprobe.dev/MemoryPressure]: when: "memory.free < 5%": unknown signal memory.free`,
+			`:6: conditions[nodeprobe.dev/MemoryPressure]: for: -1s is less than 0s`,
+			`:7: conditions[example.com/X]: reason: "two words" is not one word such as MemoryIsShort`,
+			`:7: conditions[example.com/X]: okReason: "" is not one word such as MemoryIsShort`,
+			`:9: conditionsOnExit: "forget" is not "remove" or "keep"`,
+			`:10: conditionHeartbeat: 1s is less than 10s`,
+		}},
+		{"no such mode", header + "mode: bogus\n", []string{`:3: mode: "bogus" is not "observe" or "augment" or "own"`}},
 		{"choices", header + "bpf: on\ncloudProvider: aws\nlogLevel: INFO+2\nlogFormat: xml\n", []string{
 			`:3: bpf: "on" is not "auto" or "off"`,
 			`:4: cloudProvider: "aws" is not "" or "external"`,

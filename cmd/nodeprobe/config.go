@@ -71,6 +71,11 @@ type config struct {
 	ShutdownGracePeriod           time.Duration     `yaml:"shutdownGracePeriod"`
 	LastWord                      string            `yaml:"lastWord"`
 
+	Conditions         map[string]conditionRow `yaml:"conditions"`
+	ConditionHeartbeat time.Duration           `yaml:"conditionHeartbeat"`
+	ConditionsOnExit   string                  `yaml:"conditionsOnExit"`
+	Shadow             bool                    `yaml:"shadow"`
+
 	WebListenAddress string `yaml:"webListenAddress"`
 	LogLevel         string `yaml:"logLevel"`
 	LogFormat        string `yaml:"logFormat"`
@@ -81,6 +86,15 @@ type taint struct {
 	Key    string `yaml:"key"`
 	Value  string `yaml:"value"`
 	Effect string `yaml:"effect"`
+}
+
+// conditionRow is one condition of our own.
+type conditionRow struct {
+	When     []string      `yaml:"when"`
+	For      time.Duration `yaml:"for"`
+	Hold     time.Duration `yaml:"hold"`
+	Reason   string        `yaml:"reason"`
+	OKReason string        `yaml:"okReason"`
 }
 
 // modes that mode may be.

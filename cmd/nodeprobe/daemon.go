@@ -25,13 +25,29 @@ type daemon struct {
 	monitor    *monitor
 	limits     *kernelLimits
 	thresholds []pressure.Threshold
-	own        *owner // nil unless the mode is own
+	writer     writer // nil where there is no API server
 	oom        *oomReporter
 	mounts     *mountReporter
 	registry   *prometheus.Registry
 	log        *slog.Logger
 
 	refreshed time.Time // of the notifier; owned by observe
+}
+
+// writer is what a mode writes to the API server.
+type writer interface {
+	// check returns why this node must not, or cannot, be written to.
+	check(ctx context.Context, first *probe.Snapshot) error
+	// start starts the tasks.
+	start(ctx context.Context, tasks *errgroup.Group)
+	// readyChecks say whether the API server hears of us.
+	readyChecks() []check
+	// record has an Event posted.
+	record(kind, reason, message string)
+	// mountsChanged says that something was mounted or unmounted. It does not block.
+	mountsChanged()
+	// speakLast posts what there is to say after the tasks have ended.
+	speakLast()
 }
 
 // newDaemon builds the daemon from leaf to root. The caller closes it.
@@ -63,24 +79,37 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 	if d.notifier, err = probe.NewNotifier(probe.NotifierConfig{Procfs: paths.procfs, Sysfs: paths.sysfs, Logger: log}); err != nil {
 		return d, fmt.Errorf("set up notifier: %w", err)
 	}
-	if cfg.Mode == modeOwn {
-		if d.own, err = newOwner(cfg, p, paths, d.sampler, d.monitor, log, reg); err != nil {
-			return d, err
-		}
+	record := func(string, string, string) {}
+	if d.writer, err = newWriter(cfg, p, paths, d.sampler, d.monitor, log, reg); err != nil {
+		return d, err
+	}
+	if d.writer != nil {
+		record = d.writer.record
 	}
 	d.oom = &oomReporter{
 		cgroupfs: filepath.Join(paths.sysfs, "fs/cgroup"), hooked: attached(d.sensor.Hooks(), bpf.OOM),
-		record: d.own.record, log: log,
+		record: record, log: log,
 	}
-	d.mounts = &mountReporter{record: d.own.record, log: log}
+	d.mounts = &mountReporter{record: record, log: log}
 	return d, nil
+}
+
+// newWriter returns the mode's writer; nil if it has none.
+func newWriter(cfg *config, p *policy, paths paths, sampler *probe.Sampler, monitor *monitor, log *slog.Logger, reg prometheus.Registerer) (writer, error) {
+	switch {
+	case cfg.Mode == modeOwn:
+		return newOwner(cfg, p, paths, sampler, monitor, log, reg)
+	case cfg.Mode == modeAugment, cfg.Shadow:
+		return newAugmenter(cfg, p, monitor, log, reg)
+	}
+	return nil, nil
 }
 
 // run runs the daemon until ctx ends or a task fails.
 func (d *daemon) run(ctx context.Context, listener net.Listener) error {
 	first := d.sampler.Sample()
-	if d.own != nil {
-		if err := d.own.check(ctx, first); err != nil {
+	if d.writer != nil {
+		if err := d.writer.check(ctx, first); err != nil {
 			return err
 		}
 	}
@@ -103,9 +132,9 @@ func (d *daemon) run(ctx context.Context, listener net.Listener) error {
 	tasks.Go(func() error { return d.sampler.Run(ctx, d.observe) })
 	tasks.Go(func() error { return d.kernelEvents(ctx) })
 	tasks.Go(func() error { return d.notifier.Run(ctx, d.notified) })
-	if d.own != nil {
-		d.own.start(ctx, tasks)
-		defer d.own.speakLast()
+	if d.writer != nil {
+		d.writer.start(ctx, tasks)
+		defer d.writer.speakLast()
 	}
 	if listener != nil {
 		server := newServer(d.registry, d.liveChecks(), d.readyChecks(), d.log)
@@ -132,8 +161,8 @@ func (d *daemon) liveChecks() []check {
 
 func (d *daemon) readyChecks() []check {
 	checks := d.liveChecks()
-	if d.own != nil {
-		checks = append(checks, d.own.readyChecks()...)
+	if d.writer != nil {
+		checks = append(checks, d.writer.readyChecks()...)
 	}
 	return checks
 }

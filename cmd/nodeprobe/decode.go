@@ -249,6 +249,19 @@ func (d *decoder) compound(at string, n *yaml.Node, target reflect.Value) {
 		}
 	case reflect.Struct:
 		d.structure(at, n, target)
+	case reflect.Map: // of structs: what an entry does not mention keeps its value
+		if target.IsNil() {
+			target.Set(reflect.MakeMap(target.Type()))
+		}
+		name := func(key string) string { return at + "[" + key + "]" }
+		d.mapping(at, n, name, func(at string, key, value *yaml.Node) {
+			entry := reflect.New(target.Type().Elem()).Elem()
+			if known := target.MapIndex(reflect.ValueOf(key.Value)); known.IsValid() {
+				entry.Set(known)
+			}
+			d.value(at, value, entry)
+			target.SetMapIndex(reflect.ValueOf(key.Value), entry)
+		})
 	default:
 		panic("config: cannot decode " + target.Type().String())
 	}

@@ -10,6 +10,7 @@ What it may write to the API server depends on the mode, which is configured and
 never guessed:
 
 	observe   nothing; no cluster is needed (the default)
+	augment   conditions of its own beside a kubelet's, and Events
 	own       everything that a kubelet writes: the Node, its status, its Lease
 
 Own is for nodes on which no kubelet runs.
@@ -38,6 +39,10 @@ One sample goes one way:
 	       one PATCH of nodes/NAME/status; then status.Recorder: Events
 	       heartbeat.Heartbeater: PUT of the Lease, only while samples keep coming
 
+	   mode augment: pressure.Judge applies the rules of our own conditions;
+	       one PATCH holds those entries and nothing else; status.Shadow compares
+	       what the kubelet says of pressure with our Verdicts, in metrics
+
 The kernel's word is a hint, the sample is the evidence. BPF is a bonus: where the
 kernel or a container withholds it, its counters are missing, limits are noticed by
 samples that come the faster the nearer they are, and nothing else changes.
@@ -49,6 +54,7 @@ samples that come the faster the nearer they are, and nothing else changes.
 	nodeprobe preflight        say what works on this machine, and how to mend what does not
 	nodeprobe config check F   say what is wrong with a configuration file
 	nodeprobe config default   print the default configuration, every field explained
+	nodeprobe cleanup          remove the conditions that mode augment has posted
 	nodeprobe version          print the version
 	nodeprobe completion S     print a completion script for the shell S
 

@@ -111,6 +111,7 @@ func newRootCommand() *cobra.Command {
 		newRunCommand(&p),
 		newSnapshotCommand(&p),
 		newPreflightCommand(&p),
+		newCleanupCommand(),
 		newConfigCommand(),
 		newVersionCommand(),
 	)

@@ -23,6 +23,8 @@ type monitor struct {
 	healthy func() error
 	log     *slog.Logger
 	changed func() // called when a verdict changed; must not block
+	// compare is told all verdicts; nil where nobody compares.
+	compare func(*[pressure.NumConditions]pressure.Verdict, time.Time)
 	// watch says which estimates' limits the kernel watches, so that they need no
 	// early sample, and when the next sample is due all the same if it is not 0;
 	// nil means none.
@@ -34,6 +36,7 @@ type monitor struct {
 
 	mu         sync.Mutex // guards the rest
 	evaluator  *pressure.Evaluator
+	rules      *pressure.Judge // of conditions of our own
 	forecaster *pressure.Forecaster
 	snapshot   probe.Snapshot
 	verdicts   [pressure.NumConditions]pressure.Verdict
@@ -51,6 +54,7 @@ func newMonitor(cfg *config, p *policy, healthy func() error, log *slog.Logger, 
 		transition: cfg.EvictionPressureTransitionPeriod,
 		interval:   cfg.SampleInterval,
 		evaluator:  pressure.NewEvaluator(p.thresholds, cfg.EvictionPressureTransitionPeriod),
+		rules:      pressure.NewJudge(p.rules),
 		forecaster: pressure.NewForecaster(p.thresholds),
 		estimates:  make([]pressure.Estimate, len(p.thresholds)),
 	}
@@ -78,6 +82,9 @@ func (m *monitor) observe(s *probe.Snapshot) (next time.Duration) {
 	polled, again := m.polled(s)
 	m.next = pressure.NextSample(polled, m.next, pressure.Pace{Base: m.interval})
 	next = min(m.next, m.release())
+	if left := m.rules.Release(s.Time); left >= 0 {
+		next = min(next, left)
+	}
 	if again > 0 {
 		next = min(next, again)
 	}
@@ -133,6 +140,12 @@ func (m *monitor) judge() (changed bool) {
 				"available", v.Observation.Available, "limit", v.Limit, "unit", v.Threshold.Signal.Unit())
 		}
 		m.log.Info("condition changed", attrs...)
+	}
+	if m.judgeRules() {
+		changed = true
+	}
+	if m.compare != nil {
+		m.compare(&m.verdicts, m.snapshot.Time)
 	}
 	return changed
 }

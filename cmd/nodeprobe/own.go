@@ -209,10 +209,11 @@ func (o *owner) leaseReady() error {
 	return nil
 }
 
-// record has an Event posted, unless somebody else looks after the node. Nobody
-// does in the modes that have no owner, and no Events.
+func (o *owner) mountsChanged() { o.volumes.Wake() }
+
+// record has an Event posted, unless somebody else looks after the node.
 func (o *owner) record(kind, reason, message string) {
-	if o != nil && o.guard.err() == nil {
+	if o.guard.err() == nil {
 		o.recorder.Record(kind, reason, message)
 	}
 }

@@ -28,6 +28,7 @@ import (
 type policy struct {
 	nodeName   string
 	thresholds []pressure.Threshold
+	rules      []pressure.Rule
 	notes      []pressure.Note
 	remarks    remarks // on a kubelet's files
 	resources  status.Resources
@@ -50,10 +51,10 @@ func (c *config) policy() (*policy, []problem) {
 	}
 	check("apiVersion", "", oneOf(c.APIVersion, apiVersion))
 	check("kind", "", oneOf(c.Kind, kind))
-	if c.Mode == modeAugment {
-		check("mode", "", errors.New("augment is not there yet; use observe, or own where no kubelet runs"))
-	} else {
-		check("mode", "", oneOf(c.Mode, modeObserve, modeOwn))
+	check("mode", "", oneOf(c.Mode, modeObserve, modeAugment, modeOwn))
+	check("conditionsOnExit", "", oneOf(c.ConditionsOnExit, "remove", "keep"))
+	if c.ConditionHeartbeat != 0 {
+		check("conditionHeartbeat", "", atLeast(c.ConditionHeartbeat, 10*time.Second))
 	}
 	check("bpf", "", oneOf(c.BPF, "auto", "off"))
 	check("cloudProvider", "", oneOf(c.CloudProvider, "", "external"))
@@ -108,6 +109,7 @@ func (c *config) policy() (*policy, []problem) {
 		}
 	}
 	problems = append(problems, p.parseThresholds(c)...)
+	problems = append(problems, p.parseConditions(c)...)
 	problems = append(problems, p.parseResources(c)...)
 	problems = append(problems, p.parseVolumeLimits(c)...)
 	return p, problems

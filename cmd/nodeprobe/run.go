@@ -25,7 +25,7 @@ type override struct {
 // node-problem-detector's.
 func overrides() []override {
 	return []override{
-		{"mode", "mode", "override mode: observe or own", func(c *config) *string { return &c.Mode }},
+		{"mode", "mode", "override mode: observe, augment or own", func(c *config) *string { return &c.Mode }},
 		{"hostname-override", "nodeName", "override nodeName", func(c *config) *string { return &c.NodeName }},
 		{"kubeconfig", "kubeconfig", "override kubeconfig", func(c *config) *string { return &c.Kubeconfig }},
 		{"web.listen-address", "webListenAddress", `override webListenAddress; "" turns it off`, func(c *config) *string { return &c.WebListenAddress }},

@@ -41,8 +41,8 @@ func (d *daemon) notified(cause probe.NotifyCause) {
 	case probe.NotifyMounts:
 		d.limits.stale.Store(true)
 		d.wake(probe.CauseMounts)
-		if d.own != nil {
-			d.own.volumes.Wake()
+		if d.writer != nil {
+			d.writer.mountsChanged()
 		}
 	case probe.NotifyCgroup:
 		d.wake(probe.CauseCgroup)

@@ -1,0 +1,235 @@
+package status
+
+import (
+	"encoding/json"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+)
+
+// managed is an entry of managedFields: a manager that has written conditions.
+func managed(manager, subresource string, types ...string) metav1.ManagedFieldsEntry {
+	conditions := map[string]any{".": map[string]any{}}
+	for _, kind := range types {
+		conditions[`k:{"type":"`+kind+`"}`] = map[string]any{".": map[string]any{}, "f:status": map[string]any{}, "f:type": map[string]any{}}
+	}
+	raw, err := json.Marshal(map[string]any{"f:status": map[string]any{"f:conditions": conditions}})
+	if err != nil {
+		panic(err)
+	}
+	return metav1.ManagedFieldsEntry{Manager: manager, Subresource: subresource, FieldsV1: metav1.NewFieldsV1(string(raw))}
+}
+
+func finding(kind string, status pressure.Status, since int) pressure.Finding {
+	f := pressure.Finding{Type: kind, Status: status, Reason: "Good", Message: "all is well", Since: at(since).Time}
+	if status == pressure.True {
+		f.Reason, f.Message = "Bad", "memory.available is 5Mi, below 1Gi"
+	}
+	return f
+}
+
+// patchOf returns the conditions of a patch in short, and checks that the patch
+// holds nothing else.
+func patchOf(t *testing.T, a *augmentation, all bool) []string {
+	t.Helper()
+	body, err := a.patch(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var patch map[string]map[string][]map[string]string
+	if err := json.Unmarshal(body, &patch); err != nil {
+		t.Fatalf("%s: %v", body, err)
+	}
+	if len(patch) != 1 || len(patch["status"]) != 1 {
+		t.Errorf("the patch holds more than conditions: %s", body)
+	}
+	texts := []string{}
+	for _, c := range patch["status"]["conditions"] {
+		if c["$patch"] != "" {
+			texts = append(texts, c["$patch"]+" "+c["type"])
+			continue
+		}
+		for _, field := range []string{"type", "status", "reason", "message", "lastHeartbeatTime", "lastTransitionTime"} {
+			if c[field] == "" {
+				t.Errorf("%s of a condition is empty: %s", field, body)
+			}
+		}
+		texts = append(texts, strings.Join([]string{c["type"], c["status"], c["reason"], c["lastTransitionTime"][14:19]}, " "))
+	}
+	slices.Sort(texts)
+	return texts
+}
+
+// What is posted beside a kubelet, by what the Node says and who wrote that.
+func TestAugment(t *testing.T) {
+	condition := func(kind string, status v1.ConditionStatus, since int) v1.NodeCondition {
+		return v1.NodeCondition{Type: v1.NodeConditionType(kind), Status: status, Reason: map[v1.ConditionStatus]string{"True": "Bad", "False": "Good"}[status], LastTransitionTime: at(since)}
+	}
+	const a, b = "nodeprobe.dev/A", "nodeprobe.dev/B"
+	for _, test := range []struct {
+		name      string
+		has       []v1.NodeCondition
+		managers  []metav1.ManagedFieldsEntry
+		findings  []pressure.Finding
+		news, all []string
+		events    []string
+		wrong     string
+	}{
+		{
+			name: "nothing there yet", findings: []pressure.Finding{finding(a, pressure.False, 10), finding(b, pressure.True, 20)},
+			news:   []string{a + " False Good 00:10", b + " True Bad 00:20"},
+			events: []string{"Warning Bad Node node-1 condition nodeprobe.dev/B is now True: memory.available is 5Mi, below 1Gi"},
+		},
+		{
+			name: "unchanged", has: []v1.NodeCondition{condition(a, "False", 5)}, managers: []metav1.ManagedFieldsEntry{managed(Manager, "status", a)},
+			findings: []pressure.Finding{finding(a, pressure.False, 10)}, all: []string{a + " False Good 00:05"},
+		},
+		{
+			name: "changed", has: []v1.NodeCondition{condition(a, "False", 5), condition(b, "True", 6)},
+			managers: []metav1.ManagedFieldsEntry{managed(Manager, "status", a, b)},
+			findings: []pressure.Finding{finding(a, pressure.True, 10), finding(b, pressure.True, 20)},
+			news:     []string{a + " True Bad 00:10"}, all: []string{a + " True Bad 00:10", b + " True Bad 00:06"},
+			events: []string{"Warning Bad Node node-1 condition nodeprobe.dev/A is now True: memory.available is 5Mi, below 1Gi"},
+		},
+		{
+			name: "ends", has: []v1.NodeCondition{condition(a, "True", 5)}, managers: []metav1.ManagedFieldsEntry{managed(Manager, "status", a)},
+			findings: []pressure.Finding{finding(a, pressure.False, 10)}, news: []string{a + " False Good 00:10"},
+			events: []string{"Normal Good Node node-1 condition nodeprobe.dev/A is now False: all is well"},
+		},
+		{
+			name: "not in the configuration any more", has: []v1.NodeCondition{condition(a, "True", 5), condition(b, "True", 5), condition("Ready", "True", 1)},
+			managers: []metav1.ManagedFieldsEntry{managed(Manager, "status", a, b), managed("kubelet", "status", "Ready")},
+			findings: []pressure.Finding{finding(a, pressure.True, 1)}, news: []string{"delete " + b}, all: []string{"delete " + b, a + " True Bad 00:05"},
+		},
+		{
+			name: "another's", has: []v1.NodeCondition{condition(a, "True", 5), condition(b, "False", 5)},
+			managers: []metav1.ManagedFieldsEntry{managed("node-problem-detector", "status", a), managed(Manager, "status", b)},
+			findings: []pressure.Finding{finding(a, pressure.False, 10), finding(b, pressure.True, 11)}, news: []string{b + " True Bad 00:11"},
+			events: []string{"Warning Bad Node node-1 condition nodeprobe.dev/B is now True: memory.available is 5Mi, below 1Gi"},
+			wrong:  "condition nodeprobe.dev/A was written by node-problem-detector: it is left alone; choose another type, or remove that condition",
+		},
+		{
+			name: "others' are never touched", has: []v1.NodeCondition{condition("Ready", "True", 5), condition("KernelDeadlock", "False", 5)},
+			managers: []metav1.ManagedFieldsEntry{managed("kubelet", "status", "Ready"), managed("node-problem-detector", "status", "KernelDeadlock")},
+			findings: []pressure.Finding{finding(a, pressure.False, 10)}, news: []string{a + " False Good 00:10"},
+		},
+		{
+			name: "nobody knows who", has: []v1.NodeCondition{condition(a, "False", 5)}, managers: []metav1.ManagedFieldsEntry{{Manager: "x", Subresource: "status"}},
+			findings: []pressure.Finding{finding(a, pressure.True, 10)}, news: []string{a + " True Bad 00:10"},
+			events: []string{"Warning Bad Node node-1 condition nodeprobe.dev/A is now True: memory.available is 5Mi, below 1Gi"},
+		},
+		{
+			name: "once in mode own", has: []v1.NodeCondition{condition(b, "True", 5), condition("Ready", "True", 1), condition("PIDPressure", "False", 1)},
+			managers: []metav1.ManagedFieldsEntry{managed(Manager, "status", b, "Ready", "PIDPressure")}, news: []string{"delete " + b},
+		},
+		{name: "written, and not by status", has: []v1.NodeCondition{condition("example.com/C", "True", 5)}, managers: []metav1.ManagedFieldsEntry{managed(Manager, "", "example.com/C")}},
+		{name: "nobody knows whose, by its name ours", has: []v1.NodeCondition{condition(b, "True", 5), condition("example.com/C", "True", 5)}, news: []string{"delete " + b}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, ManagedFields: test.managers}, Status: v1.NodeStatus{Conditions: test.has}}
+			before := node.DeepCopy()
+			got := augment(node, test.findings, at(60).Time)
+			diff(t, "the Node", before, node)
+			if test.all == nil {
+				test.all = test.news
+			}
+			if len(got.news) > 0 {
+				diff(t, "news", test.news, patchOf(t, &got, false))
+			} else if len(test.news) > 0 {
+				t.Error("no news")
+			}
+			if len(test.all) > 0 {
+				diff(t, "all", test.all, patchOf(t, &got, true))
+			}
+			var events []string
+			for _, e := range got.told {
+				events = append(events, strings.Join([]string{e.kind, e.reason, e.message}, " "))
+			}
+			diff(t, "events", test.events, events)
+			diff(t, "error", test.wrong, errorText(got.err))
+		})
+	}
+}
+
+// Beside a kubelet no Node is created, nothing but conditions of ours is written,
+// on change or once in a period, and the rest of the Node stays.
+func TestAugmentUpdates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		status := pressure.False
+		cfg := s.config()
+		cfg.Register = false
+		cfg.UpdateFrequency = time.Minute
+		cfg.Augment = func() []pressure.Finding {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return []pressure.Finding{finding("nodeprobe.dev/A", status, 0)}
+		}
+		set := func(to pressure.Status) {
+			s.mu.Lock()
+			status = to
+			s.mu.Unlock()
+			s.Wake()
+			s.sleep(time.Second)
+		}
+		s.play(cfg, func() {
+			s.sleep(time.Minute)
+			if got := verbs(s.api.take()); strings.Contains(got, "POST") || strings.Contains(got, "PATCH") || !strings.Contains(got, "GET") {
+				t.Errorf("without a Node: %s", got)
+			}
+			s.api.put(func(node *v1.Node) {
+				node.Labels = map[string]string{"a": "b"}
+				node.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}}
+			})
+			s.sleep(10 * time.Second)
+			if got := verbs(s.api.take()); !strings.HasSuffix(got, "GET ADOPT PATCH") {
+				t.Errorf("at first: %s", got)
+			}
+			set(pressure.True)
+			s.api.took(t, "True", "PATCH")
+			set(pressure.False)
+			s.api.took(t, "False", "PATCH")
+			s.sleep(time.Hour)
+			calls := s.api.take()
+			if len(calls) < 11 || len(calls) > 13 {
+				t.Errorf("%d calls in an hour: %s", len(calls), verbs(calls))
+			}
+			phase := phaseOf(nodeName, 5*time.Minute)
+			for _, c := range calls {
+				if got := c.at.Sub(c.at.Truncate(5 * time.Minute)); got != phase {
+					t.Errorf("posted %s into the period, want %s", got, phase)
+				}
+			}
+			if got := s.condition("Ready"); got.Status != v1.ConditionTrue {
+				t.Errorf("Ready is %+v", got)
+			}
+			if node := s.api.current(); node.Labels["a"] != "b" || len(node.Labels) != 1 || len(node.Status.Capacity) > 0 {
+				t.Errorf("Node is %+v", node)
+			}
+		})
+	})
+}
+
+func TestPhaseIsSpread(t *testing.T) {
+	const nodes, slots = 1000, 10
+	var counts [slots]int
+	for i := range nodes {
+		name := "worker-" + string(rune('a'+i%26)) + "-" + time.Duration(i).String()
+		counts[int(phaseOf(name, slots*time.Second)/time.Second)]++
+	}
+	chi := 0.0
+	for _, n := range counts {
+		d := float64(n) - nodes/slots
+		chi += d * d / (nodes / slots)
+	}
+	if chi > 27.9 { // 9 degrees of freedom, 0.1 %
+		t.Errorf("%v: chi square is %.1f", counts, chi)
+	}
+}
