@@ -9,7 +9,7 @@ import (
 
 var (
 	descCondition = prometheus.NewDesc("nodeprobe_condition_status",
-		"Status of a condition: 1 is True, 0 is False, -1 is Unknown.", []string{"condition"}, nil)
+		"Status of a condition, the kubelet's or our own: 1 is True, 0 is False, -1 is Unknown.", []string{"condition"}, nil)
 	descTimeToLimit = prometheus.NewDesc("nodeprobe_signal_time_to_limit_seconds",
 		"When a limit will be reached at the present rate; 0 is reached, absent is never.", []string{"signal", "threshold"}, nil)
 	descTier = prometheus.NewDesc("nodeprobe_tier_info",
@@ -28,6 +28,11 @@ func (m *monitor) Collect(ch chan<- prometheus.Metric) {
 	defer m.mu.Unlock()
 	for _, v := range m.verdicts {
 		ch <- prometheus.MustNewConstMetric(descCondition, prometheus.GaugeValue, statusValue(v.Status), v.Condition.String())
+	}
+	for _, f := range m.rules.Findings() {
+		if !f.Since.IsZero() {
+			ch <- prometheus.MustNewConstMetric(descCondition, prometheus.GaugeValue, statusValue(f.Status), f.Type)
+		}
 	}
 	for _, e := range m.estimates {
 		if e.OK {

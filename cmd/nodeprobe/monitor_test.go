@@ -232,3 +232,46 @@ func TestNextSample(t *testing.T) {
 		}
 	}
 }
+
+// Conditions of our own are judged on the same snapshot, exported, and ask for a
+// sample when a hold ends.
+func TestOwnConditions(t *testing.T) {
+	cfg := defaults()
+	cfg.EvictionHard = map[string]string{"memory.available": "5%"}
+	cfg.EvictionPressureTransitionPeriod = 0
+	cfg.Conditions = map[string]conditionRow{
+		"example.com/Short": {When: []string{"MemoryPressure"}, Reason: "Short", OKReason: "Enough"},
+		"example.com/Low":   {When: []string{"memory.available < 50%"}, Hold: 4 * time.Second, Reason: "Low", OKReason: "High"},
+		"example.com/Off":   {},
+	}
+	p, problems := cfg.policy()
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	reg, changes := prometheus.NewPedanticRegistry(), 0
+	m := newMonitor(&cfg, p, func() error { return nil }, slog.New(slog.DiscardHandler), reg)
+	m.changed = func() { changes++ }
+	for _, step := range []struct {
+		at         time.Duration
+		memory     int64
+		short, low float64
+		changes    int
+		next       time.Duration // at the most
+	}{
+		{0, 80, 0, 0, 1, 10 * time.Second},
+		{time.Second, 40, 0, 1, 2, 10 * time.Second},
+		{2 * time.Second, 4, 1, 1, 3, 10 * time.Second},
+		{3 * time.Second, 80, 0, 1, 4, 3 * time.Second}, // held for 4 s from 2 s on
+		{5 * time.Second, 80, 0, 1, 4, time.Second},
+		{6 * time.Second, 80, 0, 0, 5, 10 * time.Second},
+	} {
+		next := m.observe(at(step.at, step.memory))
+		got := gauges(t, reg, "nodeprobe_condition_status")
+		if got["example.com/Short"] != step.short || got["example.com/Low"] != step.low || changes != step.changes || next > step.next {
+			t.Errorf("at %s: %v, %d changes, next in %s; want %+v", step.at, got, changes, next, step)
+		}
+		if _, ok := got["example.com/Off"]; ok {
+			t.Error("one that was turned off is there")
+		}
+	}
+}
