@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"regexp"
@@ -17,6 +18,7 @@ import (
 var shared struct {
 	mu      sync.Mutex
 	enabled bool
+	opts    Options
 	cp      *ControlPlane
 	err     error
 }
@@ -27,8 +29,20 @@ var shared struct {
 //	func TestMain(m *testing.M) { os.Exit(controlplane.Main(m)) }
 //
 // If a test fails, the directory of the control plane is kept and named.
-func Main(m *testing.M) int {
-	shared.enabled = true
+func Main(m *testing.M) int { return MainWith(m, Options{}) }
+
+// MainWith is Main for a control plane with options.
+func MainWith(m *testing.M, opts Options) int {
+	// The tests wait most of the time, so there is room for more at once than
+	// the machine has processors, which is what go test allows unasked.
+	flag.Parse()
+	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
+		_ = parallel.Value.Set("16") // It is a number.
+	}
+	if opts.Log == nil {
+		opts.Log = os.Stderr
+	}
+	shared.enabled, shared.opts = true, opts
 	code := m.Run()
 	cp := shared.cp
 	if cp == nil {
@@ -61,7 +75,7 @@ func StartForTest(t testing.TB) *ControlPlane {
 	if shared.cp == nil && shared.err == nil {
 		// Once only: a control plane that does not start will not start for the
 		// next test either.
-		shared.cp, shared.err = Start(t.Context(), Options{Log: os.Stderr})
+		shared.cp, shared.err = Start(t.Context(), shared.opts)
 	}
 	if shared.err != nil {
 		t.Fatalf("start shared control plane: %v", shared.err)

@@ -3,10 +3,8 @@ package e2e
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
-	"sync"
 	"testing"
 	"time"
 
@@ -20,53 +18,22 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/pressure"
-	"github.com/nodeprobe/nodeprobe/test/process"
 )
 
 func TestMain(m *testing.M) {
 	pressure.Main()
-	os.Exit(run(m))
-}
-
-func run(m *testing.M) (code int) {
-	// The tests wait most of the time, so there is room for more at once than
-	// the machine has processors, which is what go test allows unasked.
-	flag.Parse()
-	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
-		_ = parallel.Value.Set("16") // It is a number.
+	code := controlplane.Main(m)
+	if err := build.RemoveProduct(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
 	}
-	defer func() {
-		if err := os.RemoveAll(product.dir); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}()
-	return controlplane.Main(m)
+	os.Exit(code)
 }
 
-// product is the binary under test: the file that NODEPROBE_BINARY names, or
-// else built from the tree for the first test that asks.
-var product struct {
-	once      sync.Once
-	dir, file string
-	err       error
-}
-
+// binary is the file of the nodeprobe under test.
 func binary(t *testing.T) string {
 	t.Helper()
-	product.once.Do(func() {
-		if product.file = os.Getenv("NODEPROBE_BINARY"); product.file != "" {
-			return
-		}
-		product.dir, product.err = os.MkdirTemp("", "nodeprobe-e2e-") //nolint:usetesting // outlives the first test
-		if product.err == nil {
-			product.file, product.err = build.Product(t.Context(), product.dir, os.Stderr)
-		}
-	})
-	if product.err != nil {
-		t.Fatal(product.err)
-	}
-	return product.file
+	return build.ProductForTest(t)
 }
 
 // node is a Node at the API server, and who looks after it.
@@ -95,17 +62,7 @@ func newNode(t *testing.T, cp *controlplane.ControlPlane, config agent.Config) *
 // of its own accord.
 func (n *node) start() *agent.Agent {
 	n.t.Helper()
-	a, err := agent.Start(n.t.Context(), n.spec)
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	n.t.Cleanup(func() {
-		a.Stop()
-		if n.t.Failed() {
-			n.t.Logf("nodeprobe's last lines:\n%s", process.LogTail(a.LogFile, 40))
-		}
-	})
-	return a
+	return agent.StartForTest(n.t, n.spec)
 }
 
 // startReady is start, and waits until the Node is there and nodeprobe is

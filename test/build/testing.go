@@ -1,0 +1,37 @@
+package build
+
+import (
+	"os"
+	"sync"
+	"testing"
+)
+
+// product is nodeprobe as the tests of one binary share it.
+var product struct {
+	once      sync.Once
+	dir, file string
+	err       error
+}
+
+// ProductForTest returns the nodeprobe under test: the file that
+// NODEPROBE_BINARY names, or else built from the tree for the first test that
+// asks. TestMain must call RemoveProduct in the end.
+func ProductForTest(t testing.TB) string {
+	t.Helper()
+	product.once.Do(func() {
+		if product.file = os.Getenv("NODEPROBE_BINARY"); product.file != "" {
+			return
+		}
+		product.dir, product.err = os.MkdirTemp("", "nodeprobe-product-") //nolint:usetesting // outlives the first test
+		if product.err == nil {
+			product.file, product.err = Product(t.Context(), product.dir, os.Stderr)
+		}
+	})
+	if product.err != nil {
+		t.Fatal(product.err)
+	}
+	return product.file
+}
+
+// RemoveProduct removes what ProductForTest has built.
+func RemoveProduct() error { return os.RemoveAll(product.dir) }
