@@ -39,11 +39,15 @@ func TestSilent(t *testing.T) {
 			fs := newDisk(t)
 			n := newNode(t, agent.Config{
 				"rootDirectory": fs.Dir, "evictionHard": agent.Hard(map[string]string{"nodefs.available": "30%"}),
+				// In each zone the controllers give up one Node in ten seconds.
+				"nodeLabels": map[string]string{corev1.LabelTopologyZone: name},
 			})
 			a := n.startReady()
 			must(t, fs.Fill(1<<20))
 			before := n.wait("the disk is full", a.Started, underDiskPressure)
-			n.silent(before, func() { silence.begin(t, a) }, func() { silence.end(t, n, a) })
+			refused := n.silent(before, func() { silence.begin(t, a) }, func() { silence.end(t, n, a) })
+			must(t, fs.Empty())
+			refused.waitBound()
 			for _, s := range neighbour.since(before.At) {
 				if s.Node == nil || !has(s.Node, allWell) || len(s.Node.Spec.Taints) > 0 {
 					t.Errorf("the neighbour: %s", describe(s.Node))
@@ -72,15 +76,19 @@ func underDiskPressure(node *corev1.Node) bool {
 }
 
 // silent has nodeprobe fall silent for longer than the grace period and come
-// back, and judges what was seen of the Node.
-func (n *node) silent(before nodewatch.Sighting, begin, end func()) {
+// back, and judges what was seen of the Node. It returns a pod that was refused.
+func (n *node) silent(before nodewatch.Sighting, begin, end func()) *pod {
 	n.t.Helper()
 	lost := time.Now()
 	begin()
 	missed := n.wait("the node is given up", lost, func(node *corev1.Node) bool {
 		return has(node, unknown) && tainted(node, corev1.TaintNodeUnreachable, corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute)
 	})
-	n.t.Logf("given up and tainted after %s", missed.At.Sub(lost).Round(100*time.Millisecond))
+	after := missed.At.Sub(lost).Round(100 * time.Millisecond)
+	n.t.Logf("given up and tainted after %s", after)
+	if after > grace+15*time.Second {
+		n.t.Errorf("that took %s", after)
+	}
 	for _, c := range missed.Node.Status.Conditions {
 		if _, ours := unknown[c.Type]; ours && (c.Reason != "NodeStatusUnknown" || c.Message != "Kubelet stopped posting node status.") {
 			n.t.Errorf("given up: %+v", c)
@@ -108,6 +116,7 @@ func (n *node) silent(before nodewatch.Sighting, begin, end func()) {
 		}
 	}
 	refused.checkUnbound() // the disk is still full
+	return refused
 }
 
 // checkDetour wants a condition to have had one status but for one time that it
