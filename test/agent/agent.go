@@ -2,6 +2,7 @@
 package agent
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -138,6 +139,10 @@ func start(ctx context.Context, spec Spec) (*Agent, error) {
 	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
 	defer cancel()
 	err = a.process.WaitReady(ctx, func(ctx context.Context) error {
+		// Until it says so, whoever has taken the port may be the one that answers.
+		if text, err := os.ReadFile(a.LogFile); err != nil || !bytes.Contains(text, []byte("nodeprobe is running")) {
+			return errors.Join(errors.New("it does not say that it is running"), err)
+		}
 		code, body, err := a.Get(ctx, "/livez")
 		if err == nil && code != http.StatusOK {
 			err = fmt.Errorf("/livez: %d: %s", code, body)
