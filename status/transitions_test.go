@@ -3,6 +3,7 @@ package status
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -125,6 +126,14 @@ func TestUpdaterRecordsOnce(t *testing.T) {
 			s.api.put(func(n *v1.Node) { n.Spec.Unschedulable = false })
 			s.sleep(time.Minute)
 			diff(t, "uncordon", []string{"NodeSchedulable"}, events.take())
+
+			// Another Node of that name never was cordoned.
+			s.api.put(func(n *v1.Node) { n.Spec.Unschedulable = true })
+			s.sleep(time.Minute)
+			events.take()
+			s.api.remove()
+			s.sleep(time.Minute)
+			diff(t, "deleted while cordoned", false, slices.Contains(events.take(), "NodeSchedulable"))
 		})
 	})
 }

@@ -204,6 +204,7 @@ func (u *Updater) lost() {
 	u.node.Store(nil)
 	u.doubt.Store(false)
 	u.report.last = time.Time{}
+	u.unschedulable = false
 	u.result(errLost)
 }
 
