@@ -70,9 +70,14 @@ func pressureCondition(v *pressure.Verdict, now time.Time) Setter {
 
 // transitionTime is when a condition really changed, which an outage of the API
 // server may have hidden until now. Where somebody else changed it since, it
-// changes back now.
+// changes back now. If the wall clock was set since, it is where that puts it on
+// the new clock.
 func transitionTime(since time.Time, previous metav1.Time, now time.Time) metav1.Time {
-	if since.IsZero() || since.After(now) || !since.After(previous.Time) {
+	if since.IsZero() {
+		return metav1.NewTime(now)
+	}
+	since = now.Add(-now.Sub(since))
+	if since.After(now) || !since.After(previous.Time) {
 		return metav1.NewTime(now)
 	}
 	return metav1.NewTime(since)

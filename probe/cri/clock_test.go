@@ -1,0 +1,37 @@
+package cri
+
+import (
+	"testing"
+	"time"
+	"unsafe"
+)
+
+// A wall clock that is set, by an hour in either direction, makes no runtime
+// silent, and none that is silent heard.
+func TestClockSteps(t *testing.T) {
+	for _, step := range []time.Duration{-time.Hour, time.Hour} {
+		told := time.Now()
+		s := Snapshot{Endpoint: "unix:///sock", LastReady: told}
+		s.Reads[CallStatus].Time = told
+		s.Status.Runtime.Status, s.Status.Network.Status = true, true
+		if err := s.Unready(stepped(t, told.Add(downAfter-time.Second), step)); err != nil {
+			t.Errorf("clock set by %v: %v", step, err)
+		}
+		if s.Unready(stepped(t, told.Add(downAfter), step)) == nil {
+			t.Errorf("clock set by %v: a silent runtime is ready", step)
+		}
+	}
+}
+
+// stepped is a time as it would have been read had the wall clock been set by d
+// before: another wall time with the same monotonic reading. Package time cannot
+// make one, so this goes into its insides, and checks that they are as expected.
+func stepped(t *testing.T, at time.Time, d time.Duration) time.Time {
+	t.Helper()
+	after := at
+	*(*uint64)(unsafe.Pointer(&after)) += uint64(d/time.Second) << 30 // below are the nanoseconds
+	if after.Sub(at) != 0 || after.Round(0).Sub(at.Round(0)) != d {
+		t.Fatalf("package time has changed: %v became %v", at, after)
+	}
+	return after
+}
