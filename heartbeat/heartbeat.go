@@ -53,6 +53,7 @@ type Heartbeater struct {
 	// error. The API server may have stored one of them all the same, when the
 	// answer got lost; it must not pass for somebody else's.
 	unanswered []time.Time
+	failures   map[string]struct{} // reasons since the last success
 }
 
 // New returns a Heartbeater and registers its metrics. It starts nothing. The
@@ -65,7 +66,7 @@ func New(config Config) (*Heartbeater, error) {
 	config = config.withDefaults()
 	h := &Heartbeater{
 		config: config,
-		logger: config.Logger.With("lease", Namespace+"/"+config.NodeName),
+		logger: config.Logger.With("lease", Namespace+"/"+config.NodeName), failures: map[string]struct{}{},
 	}
 	h.state.Store(new(State))
 	h.metrics = newMetrics(config.Duration, h.State)
@@ -132,7 +133,7 @@ func (h *Heartbeater) renew(ctx context.Context) error {
 }
 
 // update renews the lease that is known, in up to maxTries tries without a
-// pause. A conflict counts as a try but is no failure.
+// pause, unless the API server asks for one. A conflict counts as a try but is no failure.
 func (h *Heartbeater) update(ctx context.Context) error {
 	var err error
 	for try := range maxTries {
@@ -153,6 +154,9 @@ func (h *Heartbeater) update(ctx context.Context) error {
 		h.report(ResultFailure, err, "try", try+1)
 		if try > 0 && h.config.OnFailure != nil {
 			h.config.OnFailure()
+		}
+		if delay := asked(err); delay > 0 {
+			sleep(ctx, delay)
 		}
 	}
 	if apierrors.IsConflict(err) {
@@ -182,8 +186,9 @@ func (h *Heartbeater) ensure(ctx context.Context) (created bool, err error) {
 		if err == nil || final(ctx, err) {
 			return created, err
 		}
-		h.report(ResultFailure, err, "retry", delay)
-		sleep(ctx, delay)
+		wait := max(delay, asked(err))
+		h.report(ResultFailure, err, "retry", wait)
+		sleep(ctx, wait)
 		if ctx.Err() != nil {
 			return false, context.Cause(ctx)
 		}
@@ -326,6 +331,17 @@ func (s *skip) Error() string { return s.reason.Error() }
 func final(ctx context.Context, err error) bool {
 	_, skipped := errors.AsType[*skip](err)
 	return skipped || ctx.Err() != nil
+}
+
+// longestDelay bounds what asked returns, lest one wrong answer silences a
+// heartbeat for good.
+const longestDelay = 5 * time.Minute
+
+// asked is how long the API server wants to be left alone (Retry-After), by its
+// answer; 0 if it does not say.
+func asked(err error) time.Duration {
+	seconds, _ := apierrors.SuggestsClientDelay(err)
+	return min(time.Duration(seconds)*time.Second, longestDelay)
 }
 
 // sleep returns after d or when ctx ends.

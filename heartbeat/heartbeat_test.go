@@ -3,6 +3,7 @@ package heartbeat
 import (
 	"errors"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -118,7 +119,7 @@ func TestOwner(t *testing.T) {
 }
 
 func TestRetryUpdateLease(t *testing.T) {
-	timeout := apierrors.NewServerTimeout(leaseResource, "put", 1)
+	timeout := apierrors.NewServerTimeout(leaseResource, "put", 0)
 	for _, test := range []struct {
 		name  string
 		fail  func(string) error
@@ -160,6 +161,40 @@ func TestRetryUpdateLease(t *testing.T) {
 					}
 					if h.State().ForeignWriter {
 						t.Error("sees a foreign writer")
+					}
+				})
+			})
+		})
+	}
+}
+
+// No request of any kind before the time that the API server asks for.
+func TestRetryAfter(t *testing.T) {
+	const asked = 30
+	for name, verb := range map[string]string{"update": "PUT", "read": "GET", "create": "POST"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := newFakeAPI()
+				if verb != "POST" {
+					api.existing(time.Minute)
+				}
+				api.fail = failing(verb, apierrors.NewTooManyRequests("slow down", asked), apierrors.NewTooManyRequests("slow down", asked))
+				run(t, api.config(), func(h *Heartbeater) {
+					time.Sleep(5 * time.Minute)
+					synctest.Wait()
+					calls := slices.DeleteFunc(api.take(), func(c call) bool { return c.verb == "FAILURE" })
+					met := 0
+					for i, c := range calls {
+						if c.verb != verb || met == 2 {
+							continue
+						}
+						met++
+						if wait := calls[i+1].start.Sub(c.start); wait < asked*time.Second || wait > (asked+1)*time.Second {
+							t.Errorf("%s %v after an answer that asked for %ds", calls[i+1].verb, wait, asked)
+						}
+					}
+					if met != 2 || h.State().Result != ResultSuccess {
+						t.Errorf("%d answers, result %q; want 2, %q", met, h.State().Result, ResultSuccess)
 					}
 				})
 			})

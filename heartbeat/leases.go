@@ -2,6 +2,7 @@ package heartbeat
 
 import (
 	"context"
+	"fmt"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	"k8s.io/client-go/rest"
@@ -48,27 +49,36 @@ func NewLeases(client rest.Interface) Leases {
 type restLeases struct{ client rest.Interface }
 
 func (l restLeases) Get(ctx context.Context, name string) (*coordinationv1.Lease, error) {
-	return l.do(ctx, l.client.Get().Name(name))
+	return l.do(ctx, l.client.Get().Name(name), name)
 }
 
 func (l restLeases) Create(ctx context.Context, lease *coordinationv1.Lease) (*coordinationv1.Lease, error) {
 	// UseProtobufAsDefault comes before Body, which encodes.
-	return l.do(ctx, l.client.Post().UseProtobufAsDefault().Body(lease))
+	return l.do(ctx, l.client.Post().UseProtobufAsDefault().Body(lease), lease.Name)
 }
 
 func (l restLeases) Update(ctx context.Context, lease *coordinationv1.Lease) (*coordinationv1.Lease, error) {
-	return l.do(ctx, l.client.Put().Name(lease.Name).UseProtobufAsDefault().Body(lease))
+	return l.do(ctx, l.client.Put().Name(lease.Name).UseProtobufAsDefault().Body(lease), lease.Name)
 }
 
-func (l restLeases) do(ctx context.Context, request *rest.Request) (*coordinationv1.Lease, error) {
-	lease := new(coordinationv1.Lease)
-	err := request.UseProtobufAsDefault().
+// do makes a request and returns the lease that answers it. The client's own
+// retries are off: their waits, which the API server asks for, may exceed the
+// deadline, and nobody would know of either.
+func (l restLeases) do(ctx context.Context, request *rest.Request, name string) (*coordinationv1.Lease, error) {
+	result := request.UseProtobufAsDefault().
+		MaxRetries(0).
 		Namespace(Namespace).
 		Resource("leases").
-		Do(ctx).
-		Into(lease)
-	if err != nil {
+		Do(ctx)
+	if err := result.Error(); err != nil {
 		return nil, err
+	}
+	lease := new(coordinationv1.Lease)
+	if err := result.Into(lease); err != nil {
+		return nil, fmt.Errorf("read the answer: %w", err)
+	}
+	if lease.Name != name {
+		return nil, fmt.Errorf("the answer is not lease %s", name)
 	}
 	return lease, nil
 }

@@ -6,7 +6,10 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -175,6 +178,10 @@ func TestLeasesBrokenAnswers(t *testing.T) {
 			panic(http.ErrAbortHandler)
 		}},
 		{"not a lease", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") }},
+		{"nothing", func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Type", "application/json")
+			_, _ = io.WriteString(w, `{}`)
+		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			lease, err := newTestLeases(t, "", test.answer).Update(t.Context(), testLease())
@@ -194,4 +201,24 @@ func TestLeasesHonourContext(t *testing.T) {
 	if _, err := leases.Get(ctx, node); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v, want the deadline", err)
 	}
+}
+
+// A failure is logged once for each reason, and not again until all was well.
+func TestFailureIsLoggedOncePerReason(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := newFakeAPI()
+		api.existing(time.Minute)
+		api.fail = failing("GET", errServer, errServer, errForbidden, errServer, errForbidden)
+		config := api.config()
+		var lines func() []string
+		config.Logger, lines = logged()
+		run(t, config, func(*Heartbeater) {
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			failed := slices.DeleteFunc(lines(), func(line string) bool { return !strings.Contains(line, "failed to renew") })
+			if len(failed) != 2 || !strings.Contains(failed[0], "leader changed") || !strings.Contains(failed[1], "forbidden") {
+				t.Errorf("logged %q, want one line for each of two reasons", failed)
+			}
+		})
+	})
 }

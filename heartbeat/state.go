@@ -83,7 +83,7 @@ func (h *Heartbeater) noteHolder() {
 }
 
 // report counts how an attempt ended and logs it, aloud where the one before
-// ended otherwise.
+// ended otherwise, or failed for another reason than all since the last success.
 func (h *Heartbeater) report(result string, err error, args ...any) {
 	h.metrics.renewals.WithLabelValues(result).Inc()
 	before := h.State()
@@ -101,11 +101,27 @@ func (h *Heartbeater) report(result string, err error, args ...any) {
 	case ResultNoNode:
 		level, message = slog.LevelInfo, "not creating the lease: there is no such node"
 	}
-	if result == before.Result {
+	if result == ResultSuccess {
+		clear(h.failures)
+	}
+	if !h.newFailure(result, err) && result == before.Result {
 		level = slog.LevelDebug
 	}
 	if err != nil {
 		args = append(args, "err", err)
 	}
 	h.logger.Log(context.Background(), level, message, args...)
+}
+
+// newFailure says whether a failure has another reason than those since the last
+// success. Texts that never repeat are not worth a line each.
+func (h *Heartbeater) newFailure(result string, err error) bool {
+	const most = 8
+	if result != ResultFailure || len(h.failures) == most {
+		return false
+	}
+	text := err.Error()
+	_, known := h.failures[text]
+	h.failures[text] = struct{}{}
+	return !known
 }

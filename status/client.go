@@ -2,10 +2,12 @@ package status
 
 import (
 	"context"
+	"fmt"
 	"strconv"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
@@ -31,33 +33,51 @@ func NewNodes(client rest.Interface) Nodes { return restNodes{client} }
 type restNodes struct{ client rest.Interface }
 
 func (n restNodes) Get(ctx context.Context, name string) (*v1.Node, error) {
-	var node v1.Node
-	if err := n.client.Get().Resource("nodes").Name(name).Do(ctx).Into(&node); err != nil {
-		return nil, err
-	}
-	return &node, nil
+	return answerOf(ctx, n.client.Get().Resource("nodes").Name(name), name)
 }
 
 func (n restNodes) Create(ctx context.Context, node *v1.Node) (*v1.Node, error) {
-	var created v1.Node
-	if err := n.client.Post().Resource("nodes").Body(node).Do(ctx).Into(&created); err != nil {
-		return nil, err
-	}
-	return &created, nil
+	return answerOf(ctx, n.client.Post().Resource("nodes").Body(node), node.Name)
 }
 
 func (n restNodes) PatchStatus(ctx context.Context, name string, patch []byte) (*v1.Node, error) {
-	var node v1.Node
-	err := n.client.Patch(types.StrategicMergePatchType).Resource("nodes").Name(name).
-		SubResource("status").Body(patch).Do(ctx).Into(&node)
-	if err != nil {
+	return answerOf(ctx, n.client.Patch(types.StrategicMergePatchType).Resource("nodes").Name(name).
+		SubResource("status").Body(patch), name)
+}
+
+// answerOf makes a request, and returns the Node that answers it. What is something
+// else must not become the last known Node: the next patch would be made from it.
+//
+// The client's own retries are off in all requests here. Their waits, which the
+// API server asks for, may exceed the deadline, and nobody would know of either.
+func answerOf(ctx context.Context, request *rest.Request, name string) (*v1.Node, error) {
+	result := request.MaxRetries(0).Do(ctx)
+	if err := result.Error(); err != nil {
 		return nil, err
+	}
+	var node v1.Node
+	if err := result.Into(&node); err != nil {
+		return nil, fmt.Errorf("read the answer: %w", err)
+	}
+	if node.Name != name {
+		return nil, fmt.Errorf("the answer is not node %s", name)
 	}
 	return &node, nil
 }
 
+// longestDelay bounds what asked returns, lest one wrong answer silences a node
+// for good.
+const longestDelay = 5 * time.Minute
+
+// asked is how long the API server wants to be left alone (Retry-After), by its
+// answer; 0 if it does not say.
+func asked(err error) time.Duration {
+	seconds, _ := apierrors.SuggestsClientDelay(err)
+	return min(time.Duration(seconds)*time.Second, longestDelay)
+}
+
 func (n restNodes) Watch(ctx context.Context, name, version string, limit time.Duration) (watch.Interface, error) {
-	return n.client.Get().Resource("nodes").
+	return n.client.Get().Resource("nodes").MaxRetries(0).
 		Param("watch", "true").
 		Param("allowWatchBookmarks", "true").
 		Param("fieldSelector", "metadata.name="+name).
@@ -96,10 +116,10 @@ func NewEvents(client rest.Interface) Events { return restEvents{client} }
 type restEvents struct{ client rest.Interface }
 
 func (e restEvents) Create(ctx context.Context, event *v1.Event) error {
-	return e.client.Post().Resource("events").Namespace(event.Namespace).Body(event).Do(ctx).Error()
+	return e.client.Post().Resource("events").Namespace(event.Namespace).Body(event).MaxRetries(0).Do(ctx).Error()
 }
 
 func (e restEvents) Patch(ctx context.Context, namespace, name string, patch []byte) error {
 	return e.client.Patch(types.StrategicMergePatchType).Resource("events").Namespace(namespace).Name(name).
-		Body(patch).Do(ctx).Error()
+		Body(patch).MaxRetries(0).Do(ctx).Error()
 }

@@ -231,7 +231,11 @@ func TestNodesBrokenAnswers(t *testing.T) {
 			_ = http.NewResponseController(w).Flush()
 			panic(http.ErrAbortHandler)
 		},
-		"not a Node": func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") },
+		"not a Node":   func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") },
+		"nothing":      writeJSON(`{}`),
+		"another Node": writeJSON(`{"kind":"Node","apiVersion":"v1","metadata":{"name":"other"}}`),
+		"half a Node":  writeJSON(`{"kind":"Node","apiVersion":"v1","metadata":{"name":"` + nodeName + `"`),
+		"success":      writeJSON(`{"kind":"Status","apiVersion":"v1","status":"Success"}`),
 	} {
 		t.Run(name, func(t *testing.T) {
 			node, err := newTestNodes(t, answer).PatchStatus(t.Context(), nodeName, []byte(`{}`))
@@ -240,6 +244,32 @@ func TestNodesBrokenAnswers(t *testing.T) {
 			}
 		})
 	}
+}
+
+func writeJSON(body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, body)
+	}
+}
+
+// That the API server asks to be left alone is an answer like any other: who
+// retries must know.
+func TestNodesDoNotRetry(t *testing.T) {
+	requests := 0
+	nodes := newTestNodes(t, func(w http.ResponseWriter, _ *http.Request) {
+		requests++
+		w.Header().Set("Retry-After", "1")
+		http.Error(w, "slow down", http.StatusTooManyRequests)
+	})
+	_, getErr := nodes.Get(t.Context(), nodeName)
+	_, watchErr := nodes.Watch(t.Context(), nodeName, "1", time.Minute)
+	for _, err := range []error{getErr, watchErr} {
+		if asked(err) != time.Second {
+			t.Errorf("%v, and asked to wait %v", err, asked(err))
+		}
+	}
+	diff(t, "requests", 2, requests)
 }
 
 // Every call of an Updater has a deadline, but for watches.

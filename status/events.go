@@ -51,6 +51,7 @@ type Recorder struct {
 	// Owned by Run.
 	correlator correlator
 	logged     noted
+	uncounted  noted     // why Events are created again instead of counted up
 	last       time.Time // that an object was named after
 }
 
@@ -85,7 +86,7 @@ func NewRecorder(cfg RecorderConfig) (*Recorder, error) {
 	}
 	return &Recorder{
 		cfg: cfg, log: cfg.Logger, metrics: newRecorderMetrics(cfg.Registerer),
-		queue: make(chan occurrence, queueLength), correlator: correlator{}, logged: noted{},
+		queue: make(chan occurrence, queueLength), correlator: correlator{}, logged: noted{}, uncounted: noted{},
 	}, nil
 }
 
@@ -140,10 +141,8 @@ func (r *Recorder) deliver(ctx context.Context, o occurrence) {
 			return
 		}
 		r.cfg.OnFailure()
-		select {
-		case <-ctx.Done():
+		if !sleep(ctx, max(wait, asked(err))) {
 			return
-		case <-time.After(wait):
 		}
 	}
 }
@@ -174,10 +173,16 @@ func (r *Recorder) post(ctx context.Context, s *series) error {
 	defer cancel()
 	if s.name != "" && s.node == ref.UID {
 		err := r.cfg.Events.Patch(ctx, eventNamespace, s.name, s.patch())
-		if err == nil || !apierrors.IsNotFound(err) {
+		switch {
+		case apierrors.IsNotFound(err): // it has expired
+		case apierrors.IsForbidden(err): // a credential may be allowed no more than to create some
+			if r.uncounted.news(err) {
+				r.log.Warn("events are created again instead of counted up", "err", err)
+			}
+		default:
 			return wrapEvent("patch", s, err)
 		}
-		s.restart() // it has expired
+		s.restart()
 	}
 	event := s.event(ref, r.cfg.Component)
 	// An attempt whose answer was lost has done it: the name says so.

@@ -28,6 +28,7 @@ type fakeEvents struct {
 	calls  int
 	fail   error // of each call
 	lose   error // of each call that is done all the same
+	keep   error // of each patch
 }
 
 func (f *fakeEvents) Create(_ context.Context, e *v1.Event) error {
@@ -56,6 +57,8 @@ func (f *fakeEvents) Patch(_ context.Context, namespace, name string, patch []by
 	switch {
 	case f.fail != nil:
 		return f.fail
+	case f.keep != nil:
+		return f.keep
 	case e == nil || e.Namespace != namespace:
 		return apierrors.NewNotFound(eventResource, name)
 	}
@@ -233,6 +236,22 @@ func TestRecorderRefused(t *testing.T) {
 		r.Record(v1.EventTypeNormal, "NodeReady", "m")
 		synctest.Wait()
 		diff(t, "events", []string{"1x NodeReady: m"}, api.texts())
+	})
+}
+
+// Who may create Events and not patch them creates each anew, and says so once.
+func TestRecorderMayNotPatch(t *testing.T) {
+	recording(t, func(r *Recorder, api *fakeEvents, logs *logLines) {
+		api.set(func() { api.keep = apierrors.NewForbidden(eventResource, "", errors.New("no patch of events")) })
+		for range 3 {
+			r.Record(v1.EventTypeNormal, "NodeReady", "m")
+			time.Sleep(time.Second)
+		}
+		synctest.Wait()
+		diff(t, "events", []string{"1x NodeReady: m", "1x NodeReady: m", "1x NodeReady: m"}, api.texts())
+		if got := logs.with("level"); len(got) != 1 || !strings.Contains(got[0], "no patch of events") {
+			t.Errorf("logged %q, want one line that says what is not allowed", got)
+		}
 	})
 }
 

@@ -1,12 +1,14 @@
 package status
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 )
@@ -56,6 +58,58 @@ func TestRetry(t *testing.T) {
 			})
 		})
 	}
+}
+
+// No request before the time that the API server asks for, whatever happens
+// meanwhile: a short while is part of the pass, a long one ends it.
+func TestRetryAfter(t *testing.T) {
+	for _, test := range []struct {
+		seconds int
+		ready   string
+	}{
+		{3, ""},
+		{60, "update node status exceeds retry count: patch status of node node-1: slow down"},
+	} {
+		t.Run(fmt.Sprint(test.seconds), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newScene(t)
+				s.steady(s.config(), func() {
+					s.api.refuse("PATCH", apierrors.NewTooManyRequests("slow down", test.seconds))
+					s.judge(pressure.MemoryPressure, true)
+					for i := range test.seconds {
+						s.sleep(time.Second - time.Nanosecond)
+						s.judge(pressure.DiskPressure, i%2 == 0)
+						diff(t, "ready", test.ready, errorText(s.Ready()))
+					}
+					s.Recheck()
+					if test.ready != "" && s.Post(t.Context()) == nil {
+						t.Error("the last word is posted nevertheless")
+					}
+					synctest.Wait()
+					s.api.took(t, "meanwhile", "PATCH")
+					s.api.refuse("", nil)
+					s.sleep(time.Second)
+					s.api.took(t, "afterwards", "GET PATCH")
+					diff(t, "ready", nil, s.Ready())
+				})
+			})
+		})
+	}
+}
+
+// The same at registration, and for what is wrong: five minutes are the most.
+func TestRetryAfterAtRegistration(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.api.refuse("POST", apierrors.NewTooManyRequests("slow down", 1e6))
+		s.play(s.config(), func() {
+			s.sleep(5 * time.Minute)
+			s.api.took(t, "start", "POST")
+			s.api.refuse("", nil)
+			s.sleep(time.Second)
+			s.api.took(t, "afterwards", "POST PATCH")
+		})
+	})
 }
 
 // This is the kubelet's TestUpdateExistingNodeStatusTimeout: five attempts, and

@@ -11,8 +11,22 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// updateAttempts is how often one pass tries to post, without a pause.
+// updateAttempts is how often one pass tries to post, without a pause unless the
+// API server asks for one.
 const updateAttempts = 5
+
+// sleep returns after d, and false if ctx ends before.
+func sleep(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return true
+	}
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(d):
+		return true
+	}
+}
 
 // pass runs the pipeline over the last known Node and posts the difference if
 // it is time to. After a failure nobody knows what the API server has, so that
@@ -26,6 +40,11 @@ func (u *Updater) pass(ctx context.Context) (wait time.Duration, err error) {
 		u.doubt.Store(true)
 		if attempt > 0 {
 			u.cfg.OnFailure()
+		}
+		if delay := asked(err); delay > u.cfg.Timeout {
+			break
+		} else if !sleep(ctx, delay) {
+			return 0, err
 		}
 	}
 	return u.cfg.UpdateFrequency, fmt.Errorf("update node status exceeds retry count: %w", err)
@@ -100,7 +119,7 @@ func (u *Updater) refresh(ctx context.Context) error {
 	if !u.doubt.Swap(false) {
 		return nil
 	}
-	node, err := u.cfg.Nodes.Get(ctx, u.cfg.NodeName)
+	node, err := u.find(ctx)
 	if err != nil {
 		return fmt.Errorf("get node %s: %w", u.cfg.NodeName, err)
 	}

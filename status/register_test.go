@@ -100,8 +100,13 @@ func TestRegister(t *testing.T) {
 			err: `create node node-1: nodes "node-1" is forbidden: no; get node node-1: nodes "node-1" not found`,
 		},
 		{
-			name: "exists, and may not be read", exists: other, fail: map[string]error{"GET": errForbidden}, want: "POST GET",
+			name: "exists, and may neither be read nor patched", exists: other,
+			fail: map[string]error{"GET": errForbidden, "PATCH": errForbidden}, want: "POST GET PATCH",
 			err: `create node node-1: nodes "node-1" already exists; get node node-1: nodes "node-1" is forbidden: no`,
+		},
+		{
+			name: "exists, and may not be read: a patch is answered with it", exists: other,
+			fail: map[string]error{"GET": errForbidden}, want: "POST GET PATCH ADOPT PATCH PATCH",
 		},
 		{
 			name: "exists, and may not be patched", exists: other, fail: map[string]error{"PATCH": errForbidden}, want: "POST GET ADOPT PATCH",

@@ -3,6 +3,7 @@ package status
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -34,10 +35,12 @@ type Updater struct {
 	backoff       registerBackoff
 	logged        noted
 	settersLogged noted
+	unread        noted
 	held          bool
 	idle          idle
-	unschedulable bool // what was last told of spec.unschedulable
-	rebooted      bool // a reboot was told
+	notBefore     time.Time // the API server wants to be left alone until then
+	unschedulable bool      // what was last told of spec.unschedulable
+	rebooted      bool      // a reboot was told
 }
 
 // New makes an Updater. It starts no goroutine and sends nothing.
@@ -51,7 +54,7 @@ func New(cfg Config) (*Updater, error) {
 		poke: make(chan struct{}, 1), known: make(chan struct{}, 1),
 		registered: make(chan struct{}),
 		report:     reporter{period: cfg.ReportFrequency}, pace: newPacer(),
-		logged: noted{}, settersLogged: noted{},
+		logged: noted{}, settersLogged: noted{}, unread: noted{},
 	}
 	if cfg.Augment != nil {
 		u.report.phased, u.report.phase = true, phaseOf(cfg.NodeName, cfg.ReportFrequency)
@@ -143,6 +146,9 @@ func (u *Updater) Post(ctx context.Context) error {
 	if u.Node() == nil {
 		return nil
 	}
+	if wait := time.Until(u.notBefore); wait > 0 {
+		return fmt.Errorf("the API server has asked to be left alone for another %s", wait.Round(time.Second))
+	}
 	paid := true // it is the last
 	_, err := u.try(ctx, &paid)
 	return err
@@ -214,10 +220,13 @@ func (u *Updater) step(ctx context.Context) time.Duration {
 		u.result(err)
 		return u.cfg.UpdateFrequency
 	}
+	if wait := time.Until(u.notBefore); wait > 0 {
+		return wait // whoever woke us
+	}
 	if u.Node() == nil {
 		if err := u.register(ctx); err != nil {
 			u.failed(ctx, err)
-			return u.backoff.step()
+			return max(u.backoff.step(), asked(err))
 		}
 		u.once.Do(func() { close(u.registered) })
 		select {
@@ -232,6 +241,9 @@ func (u *Updater) step(ctx context.Context) time.Duration {
 	}
 	if err != nil {
 		u.failed(ctx, err)
+		if delay := asked(err); delay > 0 {
+			return delay
+		}
 	}
 	return wait
 }
@@ -239,6 +251,7 @@ func (u *Updater) step(ctx context.Context) time.Duration {
 // failed keeps the error of a step, unless it is only that Run is to end.
 func (u *Updater) failed(ctx context.Context, err error) {
 	if ctx.Err() == nil {
+		u.notBefore = time.Now().Add(asked(err))
 		u.result(err)
 	}
 }

@@ -77,6 +77,7 @@ func (u *Updater) watchNode(ctx context.Context, seen chan<- sighting) {
 		}
 		u.metrics.watchErrors.Inc()
 		from = ""
+		wait = max(wait, asked(err))
 		switch {
 		case apierrors.IsForbidden(err):
 			wait = watchMost
