@@ -10,6 +10,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
@@ -21,6 +24,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/client-go/util/connrotation"
 
 	"github.com/nodeprobe/nodeprobe/heartbeat"
 	"github.com/nodeprobe/nodeprobe/status"
@@ -36,24 +40,34 @@ type apiClient struct {
 	// get returns what is at a path as JSON, as old as the API server's cache.
 	get  func(ctx context.Context, path string) ([]byte, error)
 	http *http.Client
+
+	connections *connrotation.Dialer
+	silent      atomic.Bool // a request got no answer
+	certificate certificateFile
 }
 
-func newAPIClient(kubeconfig string) (*apiClient, error) {
+// newAPIClient makes the client of a node, from a kubeconfig or else from the
+// pod's service account.
+func newAPIClient(kubeconfig, node string) (*apiClient, error) {
 	cfg, err := restConfig(kubeconfig)
 	if err != nil {
 		return nil, err
 	}
-	origin := "use service account" // whose files may be at fault
+	origin := "service account" // whose files may be at fault
 	if kubeconfig != "" {
-		origin = "use kubeconfig " + kubeconfig
+		origin = "kubeconfig " + kubeconfig
 	}
+	a := &apiClient{certificate: certificateFile{path: cfg.CertFile}}
+	a.certificate.replaced()
+	a.connections = connrotation.NewDialer((&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext)
+	cfg.Dial = a.connections.DialContext
 	cfg.UserAgent = "nodeprobe/" + version()
 	// Retries and bounds are the writers' own: each call has a deadline.
 	cfg.QPS = -1
-	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return portless{next} })
-	client, err := rest.HTTPClientFor(cfg)
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return transport{next, &a.silent} })
+	a.http, err = rest.HTTPClientFor(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("%s: connect to %s: %w", origin, cfg.Host, err)
+		return nil, fmt.Errorf("use %s: connect to %s: %w", origin, cfg.Host, err)
 	}
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(v1.SchemeGroupVersion, &v1.Node{}, &v1.NodeList{}, &v1.Event{})
@@ -64,23 +78,25 @@ func newAPIClient(kubeconfig string) (*apiClient, error) {
 		c := rest.CopyConfig(cfg)
 		c.APIPath, c.GroupVersion = apiPath, &version
 		c.NegotiatedSerializer = codecs.WithoutConversion()
-		return rest.RESTClientForConfigAndClient(c, client)
+		return rest.RESTClientForConfigAndClient(c, a.http)
 	}
 	core, err := connect("/api", v1.SchemeGroupVersion)
 	if err != nil {
-		return nil, fmt.Errorf("%s: connect to %s: %w", origin, cfg.Host, err)
+		return nil, fmt.Errorf("use %s: connect to %s: %w", origin, cfg.Host, err)
 	}
 	coordination, err := connect("/apis", coordinationv1.SchemeGroupVersion)
 	if err != nil {
-		return nil, fmt.Errorf("%s: connect to %s: %w", origin, cfg.Host, err)
+		return nil, fmt.Errorf("use %s: connect to %s: %w", origin, cfg.Host, err)
 	}
-	return &apiClient{
-		nodes: status.NewNodes(core), events: status.NewEvents(core), leases: heartbeat.NewLeases(coordination),
-		get: func(ctx context.Context, path string) ([]byte, error) {
-			return core.Get().AbsPath(path).Param("resourceVersion", "0").SetHeader("Accept", "application/json").DoRaw(ctx)
-		},
-		http: client,
-	}, nil
+	e := explainer{node: node, origin: origin}
+	a.nodes = clearNodes{status.NewNodes(core), e}
+	a.events = clearEvents{status.NewEvents(core), e}
+	a.leases = clearLeases{heartbeat.NewLeases(coordination), e}
+	a.get = func(ctx context.Context, path string) ([]byte, error) {
+		data, err := core.Get().AbsPath(path).Param("resourceVersion", "0").SetHeader("Accept", "application/json").DoRaw(ctx)
+		return data, e.explain("get "+path, err)
+	}
+	return a, nil
 }
 
 // restConfig reads a kubeconfig, or the pod's service account if there is none.
@@ -150,24 +166,38 @@ func complete(c *clientcmdapi.Config) error {
 	return nil
 }
 
-// reconnect drops the idle connections: one of them may be half dead, and
-// would be used again otherwise.
-func (c *apiClient) reconnect() { utilnet.CloseIdleConnectionsFor(c.http.Transport) }
-
-// portless takes our own port out of the network's errors. It is another one at
-// each retry, and the writers log an error once for as long as it reads the
-// same.
-type portless struct{ next http.RoundTripper }
-
-func (p portless) RoundTrip(r *http.Request) (*http.Response, error) {
-	resp, err := p.next.RoundTrip(r)
-	if op, ok := err.(*net.OpError); ok { //nolint:errorlint // where it is wrapped, so is its text
-		other := *op // all requests over a connection share its error
-		other.Source = nil
-		err = &other
+// reconnect drops the idle connections: one of them may be half dead, and would be
+// used again otherwise. One that a request got no answer over, or that was made
+// with a client certificate that has been replaced since, is not idle while the
+// watch uses it; so then all of them go.
+func (c *apiClient) reconnect() {
+	if c.silent.Swap(false) || c.certificate.replaced() {
+		c.connections.CloseAll()
+		return
 	}
-	return resp, err
+	utilnet.CloseIdleConnectionsFor(c.http.Transport)
 }
 
-// WrappedRoundTripper leads reconnect to the connections.
-func (p portless) WrappedRoundTripper() http.RoundTripper { return p.next }
+// certificateFile is where the client certificate comes from; "" for elsewhere.
+type certificateFile struct {
+	path string
+
+	mu   sync.Mutex
+	time time.Time // of the file, when last looked
+}
+
+// replaced says whether the file has changed since the last look.
+func (f *certificateFile) replaced() bool {
+	if f.path == "" {
+		return false
+	}
+	info, err := os.Stat(f.path)
+	if err != nil {
+		return false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	before := f.time
+	f.time = info.ModTime()
+	return !f.time.Equal(before)
+}

@@ -56,7 +56,7 @@ func TestBadKubeconfig(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			_, err := newAPIClient(path)
+			_, err := newAPIClient(path, "n")
 			if err == nil {
 				t.Fatal("no error")
 			}
@@ -70,7 +70,7 @@ func TestBadKubeconfig(t *testing.T) {
 
 // A pod without a service account, or a machine without a pod.
 func TestNotInCluster(t *testing.T) {
-	_, err := newAPIClient("")
+	_, err := newAPIClient("", "n")
 	if err == nil || !strings.HasPrefix(err.Error(), "no kubeconfig is given, and there is no service account to use instead: ") {
 		t.Errorf("got %v", err)
 	}
@@ -100,7 +100,7 @@ func TestKubeconfigWithFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	client, err := newAPIClient(path)
+	client, err := newAPIClient(path, "n")
 	if err != nil {
 		t.Fatal(err)
 	}
