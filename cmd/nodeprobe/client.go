@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -24,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	clienttransport "k8s.io/client-go/transport"
 	"k8s.io/client-go/util/connrotation"
 
 	"github.com/nodeprobe/nodeprobe/heartbeat"
@@ -43,7 +43,6 @@ type apiClient struct {
 
 	connections *connrotation.Dialer
 	silent      atomic.Bool // a request got no answer
-	certificate certificateFile
 }
 
 // newAPIClient makes the client of a node, from a kubeconfig or else from the
@@ -57,14 +56,20 @@ func newAPIClient(kubeconfig, node string) (*apiClient, error) {
 	if kubeconfig != "" {
 		origin = "kubeconfig " + kubeconfig
 	}
-	a := &apiClient{certificate: certificateFile{path: cfg.CertFile}}
-	a.certificate.replaced()
-	a.connections = connrotation.NewDialer((&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext)
+	// The bounds are client-go's.
+	dialer := &net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}
+	a := &apiClient{connections: connrotation.NewDialer(dialer.DialContext)}
 	cfg.Dial = a.connections.DialContext
 	cfg.UserAgent = "nodeprobe/" + version()
 	// Retries and bounds are the writers' own: each call has a deadline.
 	cfg.QPS = -1
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return transport{next, &a.silent} })
+	if path := cfg.BearerTokenFile; path != "" {
+		// By itself client-go reads the file once in 50 seconds; so it reads it again
+		// after the token is refused, too.
+		cfg.BearerToken, cfg.BearerTokenFile = "", ""
+		cfg.Wrap(clienttransport.ResettableTokenSourceWrapTransport(clienttransport.NewCachedFileTokenSource(path)))
+	}
 	a.http, err = rest.HTTPClientFor(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("use %s: connect to %s: %w", origin, cfg.Host, err)
@@ -167,37 +172,12 @@ func complete(c *clientcmdapi.Config) error {
 }
 
 // reconnect drops the idle connections: one of them may be half dead, and would be
-// used again otherwise. One that a request got no answer over, or that was made
-// with a client certificate that has been replaced since, is not idle while the
-// watch uses it; so then all of them go.
-func (c *apiClient) reconnect() {
-	if c.silent.Swap(false) || c.certificate.replaced() {
-		c.connections.CloseAll()
+// used again otherwise. One over which a request got no answer is not idle while
+// the watch uses it; so then all of them go.
+func (a *apiClient) reconnect() {
+	if a.silent.Swap(false) {
+		a.connections.CloseAll()
 		return
 	}
-	utilnet.CloseIdleConnectionsFor(c.http.Transport)
-}
-
-// certificateFile is where the client certificate comes from; "" for elsewhere.
-type certificateFile struct {
-	path string
-
-	mu   sync.Mutex
-	time time.Time // of the file, when last looked
-}
-
-// replaced says whether the file has changed since the last look.
-func (f *certificateFile) replaced() bool {
-	if f.path == "" {
-		return false
-	}
-	info, err := os.Stat(f.path)
-	if err != nil {
-		return false
-	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	before := f.time
-	f.time = info.ModTime()
-	return !f.time.Equal(before)
+	utilnet.CloseIdleConnectionsFor(a.http.Transport)
 }

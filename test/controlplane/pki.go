@@ -63,10 +63,14 @@ func (a *authority) serving(name string) (keyPair, error) {
 // client issues a certificate that the API server takes as the given user and
 // groups: the common name and the organizations.
 func (a *authority) client(user string, groups ...string) (keyPair, error) {
+	return a.sign(clientTemplate(user, groups...))
+}
+
+func clientTemplate(user string, groups ...string) *x509.Certificate {
 	template := newTemplate(user)
 	template.Subject.Organization = groups
 	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
-	return a.sign(template)
+	return template
 }
 
 func (a *authority) sign(template *x509.Certificate) (keyPair, error) {
@@ -112,6 +116,15 @@ func (cp *ControlPlane) ServingCertificate(name string) (tls.Certificate, error)
 		return tls.Certificate{}, err
 	}
 	return tls.X509KeyPair(pair.cert, pair.key)
+}
+
+// ClientCertificate issues a certificate, and its key, that the API server takes as
+// the given user and groups until the validity is over. Both are in PEM.
+func (cp *ControlPlane) ClientCertificate(validity time.Duration, user string, groups ...string) (cert, key []byte, err error) {
+	template := clientTemplate(user, groups...)
+	template.NotAfter = time.Now().Add(validity)
+	pair, err := cp.ca.sign(template)
+	return pair.cert, pair.key, err
 }
 
 func newTemplate(commonName string) *x509.Certificate {

@@ -36,9 +36,9 @@ var needed = []permission{
 	{"patch", "", "events"},
 }
 
-// grant gives the user of the node all permissions but one, and returns when the
-// API server knows.
-func (n *node) grant(user string, but permission) {
+// grant gives users all permissions but one, and returns when the API server
+// knows.
+func (n *node) grant(but permission, users ...string) {
 	n.t.Helper()
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: n.name}}
 	for _, p := range needed {
@@ -53,8 +53,10 @@ func (n *node) grant(user string, but permission) {
 	}
 	binding := &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: n.name},
-		Subjects:   []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: user}},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: n.name},
+	}
+	for _, user := range users {
+		binding.Subjects = append(binding.Subjects, rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: user})
 	}
 	if _, err := rbac.ClusterRoleBindings().Update(n.t.Context(), binding, metav1.UpdateOptions{}); err != nil {
 		n.t.Fatal(err)
@@ -63,7 +65,7 @@ func (n *node) grant(user string, but permission) {
 		for _, p := range needed {
 			resource, sub, _ := strings.Cut(p.resource, "/")
 			review, err := n.client.AuthorizationV1().SubjectAccessReviews().Create(n.t.Context(), &authorizationv1.SubjectAccessReview{
-				Spec: authorizationv1.SubjectAccessReviewSpec{User: user, ResourceAttributes: &authorizationv1.ResourceAttributes{
+				Spec: authorizationv1.SubjectAccessReviewSpec{User: users[0], ResourceAttributes: &authorizationv1.ResourceAttributes{
 					Verb: p.verb, Group: p.group, Resource: resource, Subresource: sub, Name: n.name,
 				}},
 			}, metav1.CreateOptions{})
@@ -174,7 +176,7 @@ func TestMissingPermission(t *testing.T) {
 			if n.spec.Kubeconfig, err = cp.Kubeconfig(user); err != nil {
 				t.Fatal(err)
 			}
-			n.grant(user, test.lacks)
+			n.grant(test.lacks, user)
 			if test.exists {
 				if _, err := n.client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}, metav1.CreateOptions{}); err != nil {
 					t.Fatal(err)
@@ -201,7 +203,7 @@ func TestMissingPermission(t *testing.T) {
 			}
 			checkOnce(t, a)
 			if test.heals {
-				n.grant(user, permission{})
+				n.grant(permission{}, user)
 				n.waitReady(a)
 				n.waitRenewed(time.Now())
 			}
