@@ -72,8 +72,8 @@ func foreignAnswer(resp *http.Response) error {
 	default: // an error in plain text, as the API server writes some
 		return nil
 	}
-	status := metav1.Status{
-		Status: metav1.StatusFailure, Code: int32(resp.StatusCode), Reason: metav1.StatusReasonUnknown,
+	status := metav1.Status{ // without reason and code: they would mean something
+		Status:  metav1.StatusFailure,
 		Message: fmt.Sprintf("the answer is %s, with status %d: something other than the API server gives it, such as a proxy; is the server's address right?", what, resp.StatusCode),
 	}
 	if seconds, err := strconv.ParseInt(resp.Header.Get("Retry-After"), 10, 32); err == nil && resp.StatusCode >= 400 {
