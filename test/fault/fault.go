@@ -3,6 +3,7 @@ package fault
 import (
 	"crypto/tls"
 	"encoding/json"
+	"io"
 	"maps"
 	"math"
 	"net"
@@ -64,6 +65,18 @@ func Status(code int) Fault {
 // the wire and so is rounded up. client-go obeys it by itself, up to ten times.
 func TooManyRequests(retryAfter time.Duration) Fault {
 	return answer("status 429", http.StatusTooManyRequests, int(math.Ceil(retryAfter.Seconds())))
+}
+
+// Answer answers with any status, headers and body, as something does that is not
+// the API server, which does not see the request.
+func Answer(name string, code int, header map[string]string, body string) Fault {
+	return Fault{name, func(_ *Proxy, w http.ResponseWriter, _ *http.Request, _ http.Handler) {
+		for key, value := range header {
+			w.Header().Set(key, value)
+		}
+		w.WriteHeader(code)
+		_, _ = io.WriteString(w, body) // Fails only if the client is gone.
+	}}
 }
 
 func answer(name string, code, retryAfter int) Fault {

@@ -1,0 +1,127 @@
+package e2e
+
+import (
+	"path"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nodeprobe/nodeprobe/test/agent"
+	"github.com/nodeprobe/nodeprobe/test/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/fault"
+	"github.com/nodeprobe/nodeprobe/test/nodewatch"
+)
+
+// Something else answers every request, at the start and in the middle: what it
+// says is never taken for the API server's word.
+func TestBadAnswers(t *testing.T) {
+	t.Parallel()
+	cp := controlplane.StartForTest(t)
+	kind := func(kind string) map[string]string { return map[string]string{"Content-Type": kind} }
+	const page, foreign = "<html><body>Log in!</body></html>", ": something other than the API server gives it"
+	for _, test := range []struct {
+		fault fault.Fault
+		want  string
+	}{
+		{fault.Status(503), "the server is currently unable to handle the request"},
+		{fault.Answer("HTML", 200, kind("text/html"), page), "the answer is a page of HTML, with status 200" + foreign},
+		{fault.Answer("HTML, not found", 404, kind("text/html"), page), "the answer is a page of HTML, with status 404" + foreign},
+		{fault.Answer("redirect", 302, map[string]string{"Location": "https://127.0.0.1:1/login"}, ""), "the answer is a redirect to https://127.0.0.1:1/login, with status 302" + foreign},
+		{fault.Answer("other type", 200, kind("text/plain"), `{"kind":"Node","apiVersion":"v1"}`), "the answer is of type text/plain, with status 200" + foreign},
+		{fault.Answer("another object", 200, kind("application/json"), "{}"), "the answer is not "},
+		{fault.Answer("half an object", 200, kind("application/json"), `{"kind":"Node","apiVersion":"v1","metadata":{"na`), "read the answer: "},
+	} {
+		t.Run(test.fault.String(), func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, cp, nil)
+			user, groups := controlplane.NodeUser(n.name)
+			proxy := fault.StartForTest(t, cp, user, groups...)
+			n.spec.Kubeconfig = proxy.Kubeconfig()
+			history := n.follow()
+
+			proxy.Inject(fault.Rule{Fault: test.fault})
+			a := n.start()
+			waitComplaint(t, a, "node status is not posted", test.want)
+			waitComplaint(t, a, "failed to renew the lease", test.want)
+			wantReadyz(t, a, test.want)
+			checkOnce(t, a)
+			proxy.Clear()
+			n.waitReady(a)
+
+			n.addForeign()
+			uid, complaints := n.mustGet().UID, len(logged(t, a, "node status is not posted"))
+			proxy.Inject(fault.Rule{Fault: test.fault})
+			n.markUnknown()
+			waitLogged(t, a, "node status is not posted", complaints)
+			wantReadyz(t, a, test.want)
+			proxy.Clear()
+			n.waitMended()
+			n.waitReady(a)
+			n.waitRenewed(time.Now())
+			n.wantForeign()
+			if n.mustGet().UID != uid || len(logged(t, a, "node is registered")) != 1 {
+				t.Error("the node was taken for lost")
+			}
+			for _, s := range history.All() {
+				for _, c := range builtIn[:3] {
+					if nodewatch.Has(c, corev1.ConditionTrue)(s.Node) {
+						t.Errorf("flipped: %s", c)
+					}
+				}
+			}
+		})
+	}
+}
+
+// The API server asks to be left alone for longer than a request may take, and is.
+func TestRetryAfter(t *testing.T) {
+	t.Parallel()
+	cp := controlplane.StartForTest(t)
+	const pause = 6 * time.Second
+	for name, test := range map[string]struct {
+		method, path string
+		log          string
+		same         []string // the paths to leave alone
+	}{
+		"create node":  {"POST", nodesPath, "node status is not posted", []string{nodesPath + "/*"}},
+		"patch status": {"PATCH", nodesPath + "/*/status", "node status is not posted", []string{nodesPath + "/*", nodesPath + "/*/status"}},
+		"renew lease":  {"PUT", leasesPath + "/*", "failed to renew the lease", []string{leasesPath, leasesPath + "/*"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, cp, agent.Config{"nodeLeaseDurationSeconds": 2}) // and so two seconds for a request
+			user, groups := controlplane.NodeUser(n.name)
+			proxy := fault.StartForTest(t, cp, user, groups...)
+			n.spec.Kubeconfig = proxy.Kubeconfig()
+			proxy.Inject(fault.Rule{Methods: []string{test.method}, Path: test.path, Count: 2, Fault: fault.TooManyRequests(pause)})
+			a := n.start()
+			waitComplaint(t, a, test.log, "too many requests")
+			eventually(t, "both answers are met, and what follows", func() error {
+				if proxy.Count(test.method, test.path) < 3 {
+					return errNotYet
+				}
+				return nil
+			})
+			n.waitReady(a)
+			met := 0
+			for i, r := range proxy.Requests() {
+				if r.Fault == "" {
+					continue
+				}
+				met++
+				for _, later := range proxy.Requests()[i+1:] {
+					for _, pattern := range append(test.same, test.path) {
+						if ok, _ := path.Match(pattern, later.Path); ok && later.Query == "" && later.Time.Sub(r.Time) < pause {
+							t.Errorf("%s: too early after %s", later, r)
+						}
+					}
+				}
+			}
+			if met != 2 {
+				t.Errorf("%d requests were asked to wait, want 2", met)
+			}
+			checkOnce(t, a)
+		})
+	}
+}
