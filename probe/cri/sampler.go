@@ -184,6 +184,7 @@ func (s *Sampler) Sample(ctx context.Context) *Snapshot {
 		service.lost = nil
 		defer service.client.close()
 	}
+	down := s.current.Reads[CallStatus].Err != nil
 	for c := range Call(NumCalls) {
 		service := s.services[c]
 		if now.Before(s.due[c]) || c == CallUpdateRuntimeConfig && !s.untold() {
@@ -202,6 +203,9 @@ func (s *Sampler) Sample(ctx context.Context) *Snapshot {
 		read.Err = err
 		switch {
 		case out == told:
+			if c == CallStatus && down {
+				s.askAgain()
+			}
 			read.Time = time.Now()
 			s.due[c] = now.Add(s.interval[c])
 		case out == lost:
@@ -220,6 +224,15 @@ func (s *Sampler) Sample(ctx context.Context) *Snapshot {
 	s.last = s.current
 	s.mu.Unlock()
 	return &s.current
+}
+
+// askAgain makes due what was refused while Status was, too.
+func (s *Sampler) askAgain() {
+	for c := range s.due {
+		if s.current.Reads[c].Err != nil {
+			s.due[c] = time.Time{}
+		}
+	}
 }
 
 // outcome is how a call went.

@@ -323,3 +323,25 @@ func TestBadConfig(t *testing.T) {
 		}
 	}
 }
+
+// A runtime that refused everything is asked for everything as soon as it works.
+func TestRefusedCallsAreMadeUpFor(t *testing.T) {
+	path := socket(t)
+	runtime := startRuntime(t, path, nil)
+	s := newSampler(t, Config{Endpoint: "unix://" + path})
+	calls := []Call{CallStatus, CallVersion, CallImageFsInfo, CallListImages}
+	for _, c := range calls {
+		if s.Sample(t.Context()).Reads[c].Err == nil {
+			t.Fatalf("%s is answered", c)
+		}
+	}
+	runtime.mu.Lock()
+	runtime.answers = healthy()
+	runtime.mu.Unlock()
+	snap := s.Sample(t.Context())
+	for _, c := range calls {
+		if read := snap.Reads[c]; read.Err != nil || read.Time.IsZero() {
+			t.Errorf("%s: %+v", c, read)
+		}
+	}
+}

@@ -1,0 +1,173 @@
+package e2e
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"sync"
+	"testing"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// What stands where a container runtime should; each returns what takes it away.
+
+func nothing(*testing.T, string) (stop func()) { return func() {} }
+
+func regularFile(t *testing.T, path string) (stop func()) {
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return func() {}
+}
+
+func listenAt(t *testing.T, path string) *net.UnixListener {
+	t.Helper()
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// refusing is what a runtime leaves behind that was killed.
+func refusing(t *testing.T, path string) (stop func()) {
+	l := listenAt(t, path)
+	l.SetUnlinkOnClose(false)
+	l.Close()
+	return func() {}
+}
+
+// serving takes connections, and ends those that last when it is stopped.
+func serving(t *testing.T, path string, serve func(net.Conn)) (stop func()) {
+	t.Helper()
+	l := listenAt(t, path)
+	var running sync.WaitGroup
+	var mu sync.Mutex
+	var conns []net.Conn
+	running.Go(func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			mu.Lock()
+			conns = append(conns, conn)
+			mu.Unlock()
+			running.Go(func() {
+				defer conn.Close()
+				serve(conn)
+			})
+		}
+	})
+	return sync.OnceFunc(func() {
+		l.Close()
+		mu.Lock()
+		for _, c := range conns {
+			c.Close()
+		}
+		mu.Unlock()
+		running.Wait()
+	})
+}
+
+// saying says something, and then nothing more.
+func saying(text string) func(*testing.T, string) (stop func()) {
+	return func(t *testing.T, path string) (stop func()) {
+		return serving(t, path, func(c net.Conn) {
+			// Either fails when the other end has had enough.
+			_, _ = io.WriteString(c, text)
+			_, _ = io.Copy(io.Discard, c)
+		})
+	}
+}
+
+func byteByByte(t *testing.T, path string) (stop func()) {
+	return serving(t, path, func(c net.Conn) { _, _ = c.Write([]byte{0}) })
+}
+
+func oldHTTP(t *testing.T, path string) (stop func()) {
+	server := &http.Server{Handler: http.NotFoundHandler()}
+	served := make(chan struct{})
+	l := listenAt(t, path)
+	go func() {
+		defer close(served)
+		_ = server.Serve(l) // until it is closed
+	}()
+	return sync.OnceFunc(func() { server.Close(); <-served })
+}
+
+func serveGRPC(t *testing.T, path string, register func(*grpc.Server)) (stop func()) {
+	t.Helper()
+	server := grpc.NewServer()
+	register(server)
+	served := make(chan struct{})
+	l := listenAt(t, path)
+	go func() {
+		defer close(served)
+		_ = server.Serve(l) // until it is stopped
+	}()
+	return sync.OnceFunc(func() { server.Stop(); <-served })
+}
+
+// grpcWithout serves gRPC, but no runtime.
+func grpcWithout(t *testing.T, path string) (stop func()) {
+	return serveGRPC(t, path, func(*grpc.Server) {})
+}
+
+// failing answers every call with an error.
+func failing(code codes.Code) func(*testing.T, string) (stop func()) {
+	return func(t *testing.T, path string) (stop func()) {
+		return startRuntime(t, path, &fakeRuntime{err: status.Error(code, "for example")})
+	}
+}
+
+func goodRuntime(t *testing.T, path, version string) (stop func()) {
+	t.Helper()
+	return startRuntime(t, path, &fakeRuntime{version: version})
+}
+
+func startRuntime(t *testing.T, path string, r *fakeRuntime) (stop func()) {
+	t.Helper()
+	return serveGRPC(t, path, func(s *grpc.Server) {
+		runtimeapi.RegisterRuntimeServiceServer(s, r)
+		runtimeapi.RegisterImageServiceServer(s, r.images())
+	})
+}
+
+// fakeRuntime has no images and no containers.
+type fakeRuntime struct {
+	runtimeapi.UnimplementedRuntimeServiceServer
+	version string
+	err     error // of each call
+}
+
+func (r *fakeRuntime) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
+	return &runtimeapi.VersionResponse{RuntimeName: "fake", RuntimeVersion: r.version, RuntimeApiVersion: "v1"}, r.err
+}
+
+func (r *fakeRuntime) Status(context.Context, *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
+	return &runtimeapi.StatusResponse{Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
+		{Type: "RuntimeReady", Status: true}, {Type: "NetworkReady", Status: true},
+	}}}, r.err
+}
+
+func (r *fakeRuntime) images() *fakeImages { return &fakeImages{err: r.err} }
+
+type fakeImages struct {
+	runtimeapi.UnimplementedImageServiceServer
+	err error
+}
+
+func (i *fakeImages) ListImages(context.Context, *runtimeapi.ListImagesRequest) (*runtimeapi.ListImagesResponse, error) {
+	return &runtimeapi.ListImagesResponse{}, i.err
+}
+
+func (i *fakeImages) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequest) (*runtimeapi.ImageFsInfoResponse, error) {
+	return &runtimeapi.ImageFsInfoResponse{}, i.err
+}
