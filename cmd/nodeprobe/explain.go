@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"regexp"
 	"strings"
 	"time"
@@ -51,6 +52,8 @@ func (e explainer) explain(access string, err error) error {
 		text = "the credentials of " + e.origin + " are refused, or have expired: " + text
 	case errors.Is(err, context.DeadlineExceeded):
 		text = "no answer in time: " + text
+	case errors.Is(err, net.ErrClosed): // see reconnect
+		text = "given up after no answer in time to another request over the same connection: " + text
 	}
 	if text == err.Error() {
 		return err

@@ -127,7 +127,7 @@ func TestSilentConnection(t *testing.T) {
 	a := n.startReady()
 	began := time.Now()
 	r.freeze()
-	waitComplaint(t, a, "failed to renew the lease", "no answer in time: ")
+	waitComplaint(t, a, "failed to renew the lease", "no answer in time")
 	n.waitReady(a)
 	n.waitRenewed(began.Add(time.Second))
 	// HTTP/2's own way to notice takes 45 s at least.

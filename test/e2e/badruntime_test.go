@@ -70,7 +70,7 @@ func TestBadRuntime(t *testing.T) {
 		r.path = filepath.Join(t.TempDir(), "containerd.sock")
 		r.stop = r.start(t, r.path)
 		t.Cleanup(func() { r.stop() })
-		r.node = newNode(t, cp, agent.Config(first.spec.Config).With(agent.Config{"containerRuntimeEndpoint": "unix://" + r.path}))
+		r.node = newNode(t, cp, first.spec.Config.With(agent.Config{"containerRuntimeEndpoint": "unix://" + r.path}))
 		r.history = r.node.follow()
 		r.agent = r.node.start()
 	}
