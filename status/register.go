@@ -126,7 +126,7 @@ func (u *Updater) enter(ctx context.Context) (node *v1.Node, how string, err err
 // the same from a patch that changes nothing.
 func (u *Updater) find(ctx context.Context) (*v1.Node, error) {
 	node, err := u.cfg.Nodes.Get(ctx, u.cfg.NodeName)
-	if !apierrors.IsForbidden(err) {
+	if !apierrors.IsForbidden(err) || u.cfg.ReadOnly {
 		return node, err
 	}
 	node, patchErr := u.cfg.Nodes.PatchStatus(ctx, u.cfg.NodeName, []byte("{}"))

@@ -283,3 +283,22 @@ func TestReconcileUnreadHugePages(t *testing.T) {
 		t.Error("something changed")
 	}
 }
+
+// Who only follows the Node sends nothing that could be a write, not even to read.
+func TestReadOnlyDoesNotPatchToRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.api.put(func(*v1.Node) {})
+		s.api.refuse("GET", errForbidden)
+		cfg := s.config()
+		cfg.Register, cfg.ReadOnly = false, true
+		s.play(cfg, func() {
+			s.sleep(time.Minute)
+			for _, c := range s.api.take() {
+				if c.verb != "GET" {
+					t.Errorf("a %s", c.verb)
+				}
+			}
+		})
+	})
+}

@@ -41,7 +41,7 @@ earlier configurations are among them. A kubelet's are never touched.`,
 		if err != nil {
 			return &exitError{exitUsage, err}
 		}
-		client, err := newAPIClient(cfg.Kubeconfig)
+		client, err := newAPIClient(cfg.Kubeconfig, policy.nodeName)
 		if err != nil {
 			return err
 		}
