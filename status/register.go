@@ -78,7 +78,9 @@ func (u *Updater) enter(ctx context.Context) (node *v1.Node, how string, err err
 	}
 	name, nodes := u.cfg.NodeName, u.cfg.Nodes
 	if !u.cfg.Register {
-		if node, err = u.find(ctx); err != nil {
+		if node, err = u.find(ctx); apierrors.IsNotFound(err) {
+			return nil, "", fmt.Errorf("get node %s: %w; who runs the node has to register it, or this is not its name (nodeName, NODE_NAME)", name, err)
+		} else if err != nil {
 			return nil, "", fmt.Errorf("get node %s: %w", name, err)
 		}
 		if err := u.cfg.Allow(node); err != nil {

@@ -116,7 +116,7 @@ func TestRegister(t *testing.T) {
 		{name: "too many requests", fail: map[string]error{"POST": errTooMany}, want: "POST", err: "create node node-1: " + errTooMany.Error()},
 		{name: "conflict, which is not that it exists", exists: adopted, fail: map[string]error{"POST": errConflict}, want: "POST", err: "create node node-1: " + errConflict.Error()},
 		{name: "down", fail: map[string]error{"POST": errDown}, want: "POST", err: "create node node-1: dial tcp: connection refused"},
-		{name: "not to register, and it does not exist", change: func(c *Config) { c.Register = false }, want: "GET", err: `get node node-1: nodes "node-1" not found`},
+		{name: "not to register, and it does not exist", change: func(c *Config) { c.Register = false }, want: "GET", err: `get node node-1: nodes "node-1" not found; who runs the node has to register it, or this is not its name (nodeName, NODE_NAME)`},
 		{name: "not to register, and it exists", change: func(c *Config) { c.Register = false }, exists: other, want: "GET ADOPT PATCH"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -78,7 +78,11 @@ func TestAugment(t *testing.T) {
 	// It waits for the kubelet to register the Node, whom we play.
 	a := n.start()
 	eventually(t, "nodeprobe says that there is no Node", func() error {
-		return wantCode(a, "/readyz", 503)
+		code, body, err := a.Get(t.Context(), "/readyz")
+		if err == nil && (code != 503 || !strings.Contains(string(body), "not its name (nodeName, NODE_NAME)")) {
+			err = fmt.Errorf("%d: %s", code, body)
+		}
+		return err
 	})
 	if _, err := cp.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name, Labels: map[string]string{"a": "b"}}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
