@@ -11,7 +11,6 @@ import (
 // collector, from the latest Snapshot.
 type metrics struct {
 	sampleSeconds prometheus.Histogram
-	wakeups       [numCauses]prometheus.Counter
 	readErrors    [NumSources]prometheus.Counter
 }
 
@@ -24,13 +23,6 @@ func newMetrics(reg prometheus.Registerer, s *Sampler) (*metrics, error) {
 			Buckets: []float64{25e-6, 50e-6, 100e-6, 250e-6, 1e-3, 10e-3, 100e-3, 1},
 		}),
 	}
-	wakeups := prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "nodeprobe_sampler_wakeups_total",
-		Help: "Samples taken, by what asked for them.",
-	}, []string{"cause"})
-	for i := range m.wakeups {
-		m.wakeups[i] = wakeups.WithLabelValues(Cause(i).String())
-	}
 	readErrors := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "nodeprobe_sampler_read_errors_total",
 		Help: "Samples in which a source could not be read.",
@@ -41,7 +33,7 @@ func newMetrics(reg prometheus.Registerer, s *Sampler) (*metrics, error) {
 	if reg == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.sampleSeconds, wakeups, readErrors, &collector{sampler: s}} {
+	for _, c := range []prometheus.Collector{m.sampleSeconds, readErrors, &collector{sampler: s}} {
 		if err := reg.Register(c); err != nil {
 			return nil, fmt.Errorf("register metrics: %w", err)
 		}
@@ -81,6 +73,7 @@ var (
 	descHugePages    = desc("capacity_hugepages_bytes", "Persistent pool of huge pages, by the size of a page.", "page_size_bytes")
 	descReadOnly     = desc("filesystem_readonly", "Whether a filesystem takes no writes: by mount option, or because it has given up after an error.", "filesystem")
 	descMachine      = desc("machine_info", "What the machine is; always 1.", "kernel_version", "os_image", "architecture", "machine_id", "system_uuid", "boot_id")
+	descWakeups      = desc("sampler_wakeups_total", "Samples taken, by what asked for them.", "cause")
 	descSampled      = desc("sampler_last_sample_timestamp_seconds", "When the latest sample was taken.")
 )
 
@@ -93,7 +86,7 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 	for _, d := range []*prometheus.Desc{
 		descMemory, descWorkingSet, descSwap, descStallRatio, descStallSeconds, descTasks, descRunning,
-		descOOMKills, descCPUs, descStorage, descHugePages, descReadOnly, descMachine, descSampled,
+		descOOMKills, descCPUs, descStorage, descHugePages, descReadOnly, descMachine, descWakeups, descSampled,
 	} {
 		ch <- d
 	}
@@ -101,15 +94,18 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
-	snap, ok := c.sampler.Last()
-	if !ok {
-		return
-	}
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	counter := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
+	}
+	for cause, taken := range c.sampler.Causes() {
+		counter(descWakeups, float64(taken), Cause(cause).String())
+	}
+	snap, ok := c.sampler.Last()
+	if !ok {
+		return
 	}
 	gauge(descSampled, float64(snap.Time.UnixNano())/1e9)
 	for i, o := range snap.Signals {

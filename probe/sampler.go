@@ -55,12 +55,13 @@ const (
 	CauseLimits              // somebody has set how many tasks there may be
 	CauseView                // somebody is looking at a live table
 
-	numCauses = int(iota)
+	// NumCauses is the length of an array indexed by Cause.
+	NumCauses = int(iota)
 )
 
 // String returns the name used in metrics.
 func (c Cause) String() string {
-	return [numCauses]string{"tick", "near", "event", "stall", "mounts", "cgroup", "limits", "view"}[c]
+	return [NumCauses]string{"tick", "near", "event", "stall", "mounts", "cgroup", "limits", "view"}[c]
 }
 
 // machineInterval is how often the facts are re-read that rarely change. Their
@@ -84,6 +85,7 @@ type Sampler struct {
 	vmstatTable []tableKey
 
 	wake    chan Cause
+	causes  [NumCauses]atomic.Uint64
 	remount atomic.Bool            // the next sample looks up the mounts
 	images  atomic.Pointer[string] // what ImagesAt was told last
 
@@ -280,7 +282,7 @@ func (s *Sampler) Run(ctx context.Context, observe func(*Snapshot) (next time.Du
 	timer := time.NewTimer(s.cfg.Interval)
 	defer timer.Stop()
 	for cause := CauseTick; ; {
-		s.metrics.wakeups[cause].Inc()
+		s.causes[cause].Add(1)
 		snap := s.Sample()
 		next, due := observe(snap), CauseNear
 		if next <= 0 || next >= s.cfg.Interval {
@@ -307,6 +309,14 @@ func (s *Sampler) Last() (Snapshot, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.last, !s.last.Time.IsZero()
+}
+
+// Causes returns how many samples Run has taken, by what asked for them.
+func (s *Sampler) Causes() (taken [NumCauses]uint64) {
+	for i := range taken {
+		taken[i] = s.causes[i].Load()
+	}
+	return taken
 }
 
 var errNoSample = errors.New("no sample yet")

@@ -184,6 +184,7 @@ func (u *Updater) post(ctx context.Context, draft *draft) error {
 		return fmt.Errorf("patch status of node %s: %w", u.cfg.NodeName, err)
 	}
 	u.know(node)
+	u.last.Store(&Posted{Time: time.Now(), Reason: reason, Bytes: len(patch)})
 	u.tell(draft.told())
 	u.log.Debug("patched node status", "node", u.cfg.NodeName, "reason", reason, "bytes", len(patch))
 	return nil

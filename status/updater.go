@@ -26,6 +26,7 @@ type Updater struct {
 	node  atomic.Pointer[v1.Node] // last known; written by Run alone, and never changed once stored
 	doubt atomic.Bool             // node may be out of date: read it before the next post
 	ok    atomic.Pointer[error]   // of the latest pass
+	last  atomic.Pointer[Posted]  // the latest patch that the API server took
 
 	registered chan struct{} // closed when the Node becomes known for the first time
 
@@ -90,6 +91,21 @@ func (u *Updater) Ready() error { return *u.ok.Load() }
 // Node returns the Node as the API server last had it, or nil. The caller must
 // not change it.
 func (u *Updater) Node() *v1.Node { return u.node.Load() }
+
+// Posted is a patch that the API server has taken.
+type Posted struct {
+	Time   time.Time // of the answer
+	Reason string    // "changed" or "period"
+	Bytes  int       // of the body
+}
+
+// Posted returns the latest, the zero Posted before the first.
+func (u *Updater) Posted() Posted {
+	if last := u.last.Load(); last != nil {
+		return *last
+	}
+	return Posted{}
+}
 
 // Owner returns a reference to the Node, for the Lease. It waits for the first
 // registration until ctx ends, so that the Lease follows the Node at once. Its

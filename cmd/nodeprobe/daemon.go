@@ -31,6 +31,9 @@ type daemon struct {
 	registry   *prometheus.Registry
 	log        *slog.Logger
 
+	nodeName, mode string
+	started        time.Time
+
 	refreshed time.Time // of the notifier; owned by observe
 }
 
@@ -52,13 +55,14 @@ type writer interface {
 
 // newDaemon builds the daemon from leaf to root. The caller closes it.
 func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon, err error) {
+	started := time.Now()
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(
-		selfCollector{time.Now()},
+		selfCollector{started},
 		goCollector(),
 		buildInfo(),
 	)
-	d = &daemon{registry: reg, thresholds: p.thresholds, log: log}
+	d = &daemon{registry: reg, thresholds: p.thresholds, log: log, nodeName: p.nodeName, mode: cfg.Mode, started: started}
 	defer func() {
 		if err != nil {
 			d.close()
@@ -137,7 +141,7 @@ func (d *daemon) run(ctx context.Context, listener net.Listener) error {
 		defer d.writer.speakLast()
 	}
 	if listener != nil {
-		server := newServer(d.registry, d.liveChecks(), d.readyChecks(), d.log)
+		server := newServer(d.registry, d.liveChecks(), d.readyChecks(), d.log, d.pageRoutes()...)
 		tasks.Go(func() error { return serve(ctx, server, listener) })
 	}
 	return tasks.Wait()

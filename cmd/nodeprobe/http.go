@@ -22,7 +22,7 @@ type check struct {
 
 // newServer serves /metrics and the health endpoints. /livez says whether the
 // process does its work, /readyz whether that work reaches where it should.
-func newServer(reg *prometheus.Registry, live, ready []check, log *slog.Logger) *http.Server {
+func newServer(reg *prometheus.Registry, live, ready []check, log *slog.Logger, more ...route) *http.Server {
 	// A client that goes away is not worth more than a line at level debug.
 	errorLog := slog.NewLogLogger(log.Handler(), slog.LevelDebug)
 	mux := http.NewServeMux()
@@ -32,6 +32,9 @@ func newServer(reg *prometheus.Registry, live, ready []check, log *slog.Logger) 
 	mux.Handle("GET /livez", health("livez", live))
 	mux.Handle("GET /healthz", health("healthz", live))
 	mux.Handle("GET /readyz", health("readyz", ready))
+	for _, r := range more {
+		mux.Handle(r.pattern, r.handler)
+	}
 	return &http.Server{
 		Handler:           mux,
 		ReadHeaderTimeout: 5 * time.Second,

@@ -44,6 +44,7 @@ type monitor struct {
 	leaving    error               // why the node is not ready although all is well
 	left       []pressure.Estimate // reused by polled
 	next       time.Duration       // what the pace was last
+	history    history
 }
 
 func newMonitor(cfg *config, p *policy, healthy func() error, log *slog.Logger, reg prometheus.Registerer) *monitor {
@@ -78,6 +79,7 @@ func (m *monitor) observe(s *probe.Snapshot) (next time.Duration) {
 	m.mu.Lock()
 	m.snapshot = *s
 	changed := m.judge()
+	m.history.observe(s)
 	copy(m.estimates, m.forecaster.Observe(s))
 	polled, again := m.polled(s)
 	m.next = pressure.NextSample(polled, m.next, pressure.Pace{Base: m.interval})
@@ -156,6 +158,13 @@ func (m *monitor) forecast() []pressure.Estimate {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.estimates)
+}
+
+// past returns the last ten minutes, the oldest first.
+func (m *monitor) past() []point {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.history.past(m.snapshot.Time)
 }
 
 // facts returns the latest snapshot and what was made of it.

@@ -107,7 +107,7 @@ func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, live boo
 	defer d.close()
 	log.Info("nodeprobe is running", "version", release, "mode", cfg.Mode, "node", p.nodeName, "listen", address)
 	if screen != nil {
-		stop := screen.start(func(w io.Writer) { d.writeScreen(w, cfg, p, address) }, func() { d.sampler.Wake(probe.CauseView) })
+		stop := screen.start(func(w io.Writer) { d.writeScreen(w, address) }, func() { d.sampler.Wake(probe.CauseView) })
 		defer stop()
 	}
 	if err := d.run(ctx, listener); err != nil && !errors.Is(err, context.Canceled) {

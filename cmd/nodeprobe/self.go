@@ -47,14 +47,21 @@ func (selfCollector) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (c selfCollector) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(descStart, prometheus.GaugeValue, float64(c.start.UnixMilli())/1e3)
-	var usage unix.Rusage
-	if unix.Getrusage(unix.RUSAGE_SELF, &usage) == nil {
-		ch <- prometheus.MustNewConstMetric(descCPUSeconds, prometheus.CounterValue,
-			time.Duration(usage.Utime.Nano()+usage.Stime.Nano()).Seconds())
+	if cpu, ok := cpuTime(); ok {
+		ch <- prometheus.MustNewConstMetric(descCPUSeconds, prometheus.CounterValue, cpu.Seconds())
 	}
 	if pages, ok := residentPages(); ok {
 		ch <- prometheus.MustNewConstMetric(descResident, prometheus.GaugeValue, float64(pages*os.Getpagesize()))
 	}
+}
+
+// cpuTime is what this process has used so far, in user space and in the kernel.
+func cpuTime() (time.Duration, bool) {
+	var usage unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &usage) != nil {
+		return 0, false
+	}
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano()), true
 }
 
 // residentPages is the second field of /proc/self/statm.

@@ -11,18 +11,27 @@ import (
 )
 
 // writeScreen prints what the live table shows.
-func (d *daemon) writeScreen(w io.Writer, cfg *config, p *policy, address string) {
-	facts := d.monitor.facts()
-	if facts.Snapshot.Time.IsZero() {
+func (d *daemon) writeScreen(w io.Writer, address string) {
+	now := time.Now()
+	r, ok := d.report(now)
+	if !ok {
 		return
 	}
-	fmt.Fprintf(w, "nodeprobe %s, mode %s, node %s, %s", release, cfg.Mode, p.nodeName, facts.Snapshot.Time.Format(time.DateTime))
+	fmt.Fprintf(w, "nodeprobe %s, mode %s, node %s, %s", r.Version, r.Mode, r.NodeName, r.Snapshot.Time.Format(time.DateTime))
 	if address != "" {
-		fmt.Fprintf(w, ", http://%s/metrics", address)
+		fmt.Fprintf(w, ", http://%s/", address)
 	}
 	fmt.Fprint(w, "   (Ctrl-C ends)\n\n")
-	v := newView(&facts.Snapshot, facts.Verdicts[:], d.monitor.forecast(), d.sensor.Hooks())
-	_ = writeTable(w, &v) // to memory
+	_ = writeTable(w, &r.Snapshot) // to memory
+	if r.Status != nil {
+		fmt.Fprintf(w, "status %s; lease %s\n", r.Status.text(now), r.Lease.text(now))
+	}
+	fmt.Fprintf(w, "nodeprobe itself: %s, %s\n", r.Self.cost(), r.Self.samples())
+	for _, c := range r.Checks {
+		if c.Error != "" {
+			fmt.Fprintf(w, "! %s: %s\n", c.Name, c.Error)
+		}
+	}
 }
 
 // writeTable prints a view for people.

@@ -1,0 +1,97 @@
+package main
+
+import (
+	"fmt"
+	"time"
+)
+
+// fact is a name and what there is to say about it; "" is nothing.
+type fact struct{ name, text string }
+
+// facts writes what is not about limits: the node's counters, nodeprobe itself,
+// and what it writes.
+func (m *markup) facts(r *report) {
+	m.f("<section aria-labelledby=\"facts\"><h2 id=\"facts\">Node and nodeprobe</h2>\n<ul class=\"cards\">\n")
+	m.card("This node", r.Snapshot.facts())
+	m.card("nodeprobe itself", r.facts())
+	m.card("API server", r.writes())
+	m.f("</ul></section>\n")
+}
+
+func (m *markup) card(title string, facts []fact) {
+	m.f(`<li class="card"><h3>%s</h3><dl>`, title)
+	for _, f := range facts {
+		if f.text != "" {
+			m.f(`<div><dt>%s</dt><dd>%s</dd></div>`, f.name, f.text)
+		}
+	}
+	m.f("</dl></li>\n")
+}
+
+// facts are the counters of a view.
+func (v *view) facts() []fact {
+	var facts []fact
+	add := func(name, format string, args ...any) { facts = append(facts, fact{name, fmt.Sprintf(format, args...)}) }
+	if v.Memory != nil {
+		add("MemAvailable", "%s of %s", amount(v.Memory.Available, "bytes"), amount(v.Memory.Total, "bytes"))
+		if v.Memory.SwapTotal > 0 {
+			add("Swap free", "%s of %s", amount(v.Memory.SwapFree, "bytes"), amount(v.Memory.SwapTotal, "bytes"))
+		}
+	}
+	if v.Tasks != nil {
+		add("Tasks", "%d, %d can run", v.Tasks.Total, v.Tasks.Running)
+	}
+	if v.OOMKills != nil {
+		add("OOM kills", "%d since boot", *v.OOMKills)
+	}
+	if k := v.Kernel; k != nil {
+		if k.Forks != nil {
+			add("Forks, exits", "%d, %d", *k.Forks, *k.Exits)
+		}
+		if k.DirectReclaims != nil {
+			add("Direct reclaims", "%d (%s)", *k.DirectReclaims, k.DirectReclaimStall)
+			add("… of cgroups", "%d (%s)", *k.CgroupReclaims, k.CgroupReclaimStall)
+		}
+		if k.BlockErrors != nil {
+			add("Block errors", "%d", *k.BlockErrors)
+		}
+	}
+	return facts
+}
+
+// facts are what the kernel lends to nodeprobe, and what that costs.
+func (r *report) facts() []fact {
+	return []fact{
+		{"Tier", r.Snapshot.Tier},
+		{"Why not higher", r.Snapshot.TierReason},
+		{"Cost", r.Self.cost()},
+		{"Samples", r.Self.samples()},
+		{"The last took", r.Snapshot.Took},
+		{"Running since", r.Self.Started.Format(time.DateTime)},
+	}
+}
+
+// writes are what nodeprobe tells the API server.
+func (r *report) writes() []fact {
+	facts := []fact{{"Mode", r.Mode}}
+	if r.Status == nil {
+		return append(facts, fact{"Writes", "nothing"})
+	}
+	now := r.Snapshot.Time
+	return append(facts, fact{"Status", r.Status.text(now)}, fact{"Lease", r.Lease.text(now)})
+}
+
+func (m *markup) errors(r *report) {
+	if len(r.Snapshot.Errors) == 0 {
+		return
+	}
+	m.f("<section aria-labelledby=\"errors\"><h2 id=\"errors\">What could not be read</h2>\n<ul class=\"errors\">\n")
+	for _, e := range r.Snapshot.Errors {
+		m.f(`<li><b>%s</b> <span>%s</span>`, e.Source, e.Error)
+		if e.Remedy != "" {
+			m.f(` <span class="faint">→ %s</span>`, e.Remedy)
+		}
+		m.f("</li>\n")
+	}
+	m.f("</ul></section>\n")
+}
