@@ -70,7 +70,7 @@ func (d *daemon) servePage(w http.ResponseWriter, _ *http.Request) {
 	header.Set("Content-Security-Policy", pagePolicy())
 	var m markup
 	m.page(&r, d.monitor.past())
-	_, _ = w.Write(m.Bytes()) // a client that goes away is none of our business
+	_, _ = w.Write(m.buf.Bytes()) // a client that goes away is none of our business
 }
 
 func (d *daemon) serveStatus(w http.ResponseWriter, _ *http.Request) {
@@ -87,6 +87,7 @@ func (d *daemon) serveHistory(w http.ResponseWriter, _ *http.Request) {
 func serveJSON(w http.ResponseWriter, v any, indent string) {
 	protect(w.Header(), "application/json")
 	encoder := json.NewEncoder(w)
+	encoder.SetEscapeHTML(false) // it is none
 	encoder.SetIndent("", indent)
 	_ = encoder.Encode(v) // of values that have a JSON form, to a client that may be gone
 }

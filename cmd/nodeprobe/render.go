@@ -14,7 +14,7 @@ import (
 
 // markup is HTML in the making. The standard library's templates would do, but
 // with them the linker keeps every method there is: 4 MB.
-type markup struct{ bytes.Buffer }
+type markup struct{ buf bytes.Buffer }
 
 // f writes markup in the format, in which the arguments are text: whatever a
 // node's name or an error says, it is no markup. Attributes are in double quotes.
@@ -28,7 +28,7 @@ func (m *markup) f(format string, args ...any) {
 			args[i] = escape(fmt.Sprint(arg))
 		}
 	}
-	fmt.Fprintf(m, format, args...)
+	fmt.Fprintf(&m.buf, format, args...)
 }
 
 // escape leaves line breaks, and nothing else that is not to be seen.
@@ -53,7 +53,7 @@ func (m *markup) page(r *report, past []point) {
 <link rel="icon" href="data:,">
 <noscript><meta http-equiv="refresh" content="10"></noscript>
 <style>`, r.NodeName, r.verdict())
-	m.WriteString(pageStyle)
+	m.buf.WriteString(pageStyle)
 	m.f("</style>\n</head>\n<body>\n<p id=\"lost\" role=\"alert\" hidden></p>\n<main>\n")
 	m.header(r)
 	m.conditions(r)
@@ -64,7 +64,7 @@ func (m *markup) page(r *report, past []point) {
 	m.f("</main>\n")
 	m.f(`<footer>As text: <a href="metrics">metrics</a> <a href="api/v1/status">status</a> <a href="api/v1/history">history</a> <a href="readyz?verbose">readyz</a></footer>`)
 	m.f("\n<script>")
-	m.WriteString(pageScript)
+	m.buf.WriteString(pageScript)
 	m.f("</script>\n</body>\n</html>\n")
 }
 
@@ -162,7 +162,7 @@ func (m *markup) signals(r *report, past []point) {
 	// Roles, as a style that makes a table narrow takes them away.
 	m.f(`<section aria-labelledby="signals"><h2 id="signals">Signals</h2>
 <table role="table"><thead role="rowgroup"><tr role="row">`)
-	for _, title := range []string{"Signal", "Available", "Left, and where the limit is", "Limit", "Reached in", "Last 10 minutes"} {
+	for _, title := range []string{"Signal", "Available", "Left, and the limit", "Limit", "Reached in", "Last 10 minutes"} {
 		m.f(`<th role="columnheader" scope="col">%s</th>`, title)
 	}
 	m.f("</tr></thead>\n<tbody role=\"rowgroup\">\n")

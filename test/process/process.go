@@ -29,6 +29,8 @@ type Spec struct {
 	// LogFile receives stdout and stderr; it is appended to, so that the log of
 	// a restarted program holds both lives. It must not be empty.
 	LogFile string
+	// Files are open in the program from file descriptor 3 on.
+	Files []*os.File
 }
 
 // Process is a running or ended program.
@@ -51,7 +53,7 @@ func Start(spec Spec) (*Process, error) {
 	}
 	cmd := exec.Command(spec.Path, spec.Args...)
 	cmd.Env = append(os.Environ(), spec.Env...)
-	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, spec.Files
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Pdeathsig: syscall.SIGKILL,
 		// ^C at the terminal is for the test, which then ends its processes in order.
