@@ -80,6 +80,10 @@ footprint: control-plane ## memory and CPU of a minute, beside node_exporter
 test-flap: deps control-plane ## values dance around each limit for three minutes: events, samples, patches (needs root)
 	go -C test test -count=1 -v ./flap -dance
 
+test-page: NEEDED := chromium:chromium
+test-page: deps ## the status page in a headless browser: light and dark, on a desk and a phone (300 MB of Debian packages)
+	go -C test test -count=1 -v ./page
+
 parity: deps control-plane ## a real kubelet and nodeprobe on this machine: their Nodes, Leases, Events and writes compared (needs root)
 	go -C test test -count=1 -v -timeout 10m ./parity
 
@@ -104,4 +108,4 @@ clean: ## remove bin
 help: ## this list
 	@awk -F ':.*## ' '/^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build run demo image test test-flap parity vet lint check test-kernels generate generate-btf fuzz bench bench-latency bench-overhead bench-idle footprint control-plane deps clean help
+.PHONY: build run demo image test test-flap test-page parity vet lint check test-kernels generate generate-btf fuzz bench bench-latency bench-overhead bench-idle footprint control-plane deps clean help

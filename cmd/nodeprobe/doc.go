@@ -30,7 +30,7 @@ One sample goes one way:
 	                           pressure.Evaluator        pure: time comes with the snapshot
 	                                    │ Verdicts
 	                                    v
-	             monitor: the latest of both ──> /metrics, snapshot, the live table
+	             monitor: the latest of both ──> /metrics, the status page, snapshot, the live table
 	                                    │
 	   mode own:                        v
 	       status.Updater: setters on a copy of the last known Node
@@ -122,11 +122,21 @@ error. Each difference to what a kubelet would do is logged:
 
 On webListenAddress, 127.0.0.1:9732 by default:
 
+	/                  the status page: what the live table shows, and ten minutes of it
+	/api/v1/status     the same as JSON; "snapshot" is as nodeprobe snapshot -o json has it
+	/api/v1/history    those ten minutes as JSON
 	/metrics           Prometheus and OpenMetrics
 	/livez, /healthz   200 while samples keep coming, else 503
 	/readyz            the same, and in mode own: Node posted, Lease renewed
 
 Add ?verbose for each check by itself.
+
+The status page needs nothing from elsewhere, and works without JavaScript. Who looks
+at it or at /api/v1/status has a sample taken, of which the next look tells. In
+/api/v1/history each column has one entry per time, some five seconds apart: the
+least that was available, and the greatest share of ten seconds in which tasks
+stalled, from that time on to the next; null where it could not be read. Behind a
+proxy that adds a prefix to the path, all of this works as well.
 
 # Exit codes
 

@@ -19,6 +19,9 @@ func (m *markup) facts(r *report) {
 }
 
 func (m *markup) card(title string, facts []fact) {
+	if len(facts) == 0 {
+		return
+	}
 	m.f(`<li class="card"><h3>%s</h3><dl>`, title)
 	for _, f := range facts {
 		if f.text != "" {
@@ -31,7 +34,9 @@ func (m *markup) card(title string, facts []fact) {
 // facts are the counters of a view.
 func (v *view) facts() []fact {
 	var facts []fact
-	add := func(name, format string, args ...any) { facts = append(facts, fact{name, fmt.Sprintf(format, args...)}) }
+	add := func(name, format string, args ...any) {
+		facts = append(facts, fact{name, fmt.Sprintf(format, args...)})
+	}
 	if v.Memory != nil {
 		add("MemAvailable", "%s of %s", amount(v.Memory.Available, "bytes"), amount(v.Memory.Total, "bytes"))
 		if v.Memory.SwapTotal > 0 {
@@ -64,7 +69,8 @@ func (r *report) facts() []fact {
 	return []fact{
 		{"Tier", r.Snapshot.Tier},
 		{"Why not higher", r.Snapshot.TierReason},
-		{"Cost", r.Self.cost()},
+		{"CPU", r.Self.cpu()},
+		{"Memory", r.Self.memory()},
 		{"Samples", r.Self.samples()},
 		{"The last took", r.Snapshot.Took},
 		{"Running since", r.Self.Started.Format(time.DateTime)},

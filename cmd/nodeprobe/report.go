@@ -120,31 +120,31 @@ func newSelfView(started, now time.Time, causes [probe.NumCauses]uint64, past []
 	return v
 }
 
-// cost says what nodeprobe costs, and samples what had it look.
-func (v *selfView) cost() string {
-	text := fmt.Sprintf("%.2f s CPU", v.CPUSeconds)
+// cpu and memory say what nodeprobe costs, samples what has it look.
+func (v *selfView) cpu() string {
+	text := fmt.Sprintf("%.2f s", v.CPUSeconds)
 	if v.RecentCPUShare != nil {
-		text += fmt.Sprintf(" (lately %.0f ms a minute)", *v.RecentCPUShare*60e3)
-	}
-	if v.ResidentBytes > 0 {
-		text += ", " + amount(v.ResidentBytes, "bytes") + " memory"
+		text += fmt.Sprintf(", lately %.0f ms a minute", *v.RecentCPUShare*60e3)
 	}
 	return text
 }
 
+func (v *selfView) memory() string {
+	if v.ResidentBytes == 0 {
+		return ""
+	}
+	return amount(v.ResidentBytes, "bytes")
+}
+
 func (v *selfView) samples() string {
-	total, parts := uint64(0), []string(nil)
+	var parts []string
 	for i := range probe.NumCauses {
 		cause := probe.Cause(i).String()
 		if n := v.Samples[cause]; n > 0 {
-			total += n
 			parts = append(parts, fmt.Sprintf("%s %d", cause, n))
 		}
 	}
-	if total == 0 {
-		return "no samples yet"
-	}
-	return fmt.Sprintf("%d samples (%s)", total, strings.Join(parts, ", "))
+	return strings.Join(parts, ", ")
 }
 
 // text says when the status was posted, and text of a Lease when that was renewed.

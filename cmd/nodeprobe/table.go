@@ -26,7 +26,7 @@ func (d *daemon) writeScreen(w io.Writer, address string) {
 	if r.Status != nil {
 		fmt.Fprintf(w, "status %s; lease %s\n", r.Status.text(now), r.Lease.text(now))
 	}
-	fmt.Fprintf(w, "nodeprobe itself: %s, %s\n", r.Self.cost(), r.Self.samples())
+	fmt.Fprintf(w, "nodeprobe itself: CPU %s; memory %s; samples: %s\n", r.Self.cpu(), dash(r.Self.memory()), dash(r.Self.samples()))
 	for _, c := range r.Checks {
 		if c.Error != "" {
 			fmt.Fprintf(w, "! %s: %s\n", c.Name, c.Error)
