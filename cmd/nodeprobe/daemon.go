@@ -45,6 +45,8 @@ type writer interface {
 	start(ctx context.Context, tasks *errgroup.Group)
 	// readyChecks say whether the API server hears of us.
 	readyChecks() []check
+	// report adds what was written to a report.
+	report(r *report)
 	// record has an Event posted.
 	record(kind, reason, message string)
 	// mountsChanged says that something was mounted or unmounted. It does not block.

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
 )
 
 // pageServer serves the page of a daemon.
@@ -220,7 +221,7 @@ func TestPageSays(t *testing.T) {
 		{
 			"all is well",
 			report{NodeName: "a", Mode: "observe", Snapshot: node},
-			[]string{"<title>a: no pressure</title>", `<p class="verdict False" role="status">`, "for 60m, since ", "<dt>Writes</dt><dd>nothing</dd>"},
+			[]string{"<title>a: no pressure</title>", `<p class="verdict False" role="status">`, "for 60m, since ", "<dt>writes</dt><dd>nothing</dd>"},
 			[]string{"What could not be read", "alarm\">"},
 		},
 		{
@@ -300,6 +301,19 @@ func TestPlot(t *testing.T) {
 			if !strings.Contains(m.buf.String(), want) {
 				t.Errorf("%s: no %s in %s", test.name, want, m.buf.String())
 			}
+		}
+	}
+}
+
+// A condition of our own says why it is not False.
+func TestFindingView(t *testing.T) {
+	for status, want := range map[pressure.Status]conditionView{
+		pressure.False:   {Type: "example.com/A", Status: "False", Since: begin},
+		pressure.True:    {Type: "example.com/A", Status: "True", Since: begin, Why: "it is so"},
+		pressure.Unknown: {Type: "example.com/A", Status: "Unknown", Since: begin, Why: "it is so"},
+	} {
+		if got := newFindingView(pressure.Finding{Type: "example.com/A", Status: status, Message: "it is so", Since: begin}); got != want {
+			t.Errorf("got %+v, want %+v", got, want)
 		}
 	}
 }

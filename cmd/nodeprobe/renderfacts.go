@@ -14,7 +14,11 @@ func (m *markup) facts(r *report) {
 	m.f("<section aria-labelledby=\"facts\"><h2 id=\"facts\">Node and nodeprobe</h2>\n<ul class=\"cards\">\n")
 	m.card("This node", r.Snapshot.facts())
 	m.card("nodeprobe itself", r.facts())
-	m.card("API server", r.writes())
+	written := append([]fact{{"mode", r.Mode}}, r.writes(r.Snapshot.Time)...)
+	if len(written) == 1 {
+		written = append(written, fact{"writes", "nothing"})
+	}
+	m.card("API server", written)
 	m.f("</ul></section>\n")
 }
 
@@ -78,13 +82,15 @@ func (r *report) facts() []fact {
 }
 
 // writes are what nodeprobe tells the API server.
-func (r *report) writes() []fact {
-	facts := []fact{{"Mode", r.Mode}}
-	if r.Status == nil {
-		return append(facts, fact{"Writes", "nothing"})
+func (r *report) writes(now time.Time) []fact {
+	var facts []fact
+	if r.Status != nil {
+		facts = append(facts, fact{"status", r.Status.text(now)})
 	}
-	now := r.Snapshot.Time
-	return append(facts, fact{"Status", r.Status.text(now)}, fact{"Lease", r.Lease.text(now)})
+	if r.Lease != nil {
+		facts = append(facts, fact{"lease", r.Lease.text(now)})
+	}
+	return facts
 }
 
 func (m *markup) errors(r *report) {

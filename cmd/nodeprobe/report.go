@@ -9,6 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+	"github.com/nodeprobe/nodeprobe/status"
 )
 
 // report is what the status page and the live table show, and what
@@ -20,7 +22,7 @@ type report struct {
 	Checks   []checkView `json:"checks"`
 	Snapshot view        `json:"snapshot"`
 	Self     selfView    `json:"self"`
-	// Status, Lease and StoodDown are about what mode own writes.
+	// Status, Lease and StoodDown are about what the mode writes.
 	Status    *postedView `json:"status,omitempty"`
 	Lease     *leaseView  `json:"lease,omitempty"`
 	StoodDown string      `json:"stoodDown,omitempty"`
@@ -66,6 +68,11 @@ func (d *daemon) report(now time.Time) (r report, ok bool) {
 		Snapshot: newView(&facts.Snapshot, facts.Verdicts[:], d.monitor.forecast(), d.sensor.Hooks()),
 		Self:     newSelfView(d.started, now, d.sampler.Causes(), d.monitor.past()),
 	}
+	if d.mode == modeAugment { // or else nobody is told of them
+		for _, f := range d.monitor.findings() {
+			r.Snapshot.Conditions = append(r.Snapshot.Conditions, newFindingView(f))
+		}
+	}
 	for _, c := range d.readyChecks() {
 		v := checkView{Name: c.name}
 		if err := c.run(); err != nil {
@@ -73,16 +80,24 @@ func (d *daemon) report(now time.Time) (r report, ok bool) {
 		}
 		r.Checks = append(r.Checks, v)
 	}
-	if d.own != nil {
-		d.own.report(&r)
+	if d.writer != nil {
+		d.writer.report(&r)
 	}
 	return r, true
 }
 
-// report adds what is about the writers.
+// newFindingView shows a condition of our own beside the others.
+func newFindingView(f pressure.Finding) conditionView {
+	v := conditionView{Type: f.Type, Status: f.Status.String(), Since: f.Since.Round(0)}
+	if f.Status != pressure.False {
+		v.Why = f.Message
+	}
+	return v
+}
+
+// report adds what mode own writes.
 func (o *owner) report(r *report) {
-	posted := o.updater.Posted()
-	r.Status = &postedView{Posted: known(posted.Time), Reason: posted.Reason, Bytes: posted.Bytes}
+	r.Status = newPostedView(o.updater.Posted())
 	lease := o.heartbeater.State()
 	r.Lease = &leaseView{Renewed: known(lease.Renewed), Result: lease.Result}
 	if err := o.guard.err(); err != nil {
@@ -90,6 +105,17 @@ func (o *owner) report(r *report) {
 	}
 	runtime := o.runtime.Last()
 	r.Snapshot.Errors = append(r.Snapshot.Errors, runtimeErrors(&runtime)...)
+}
+
+// report adds what mode augment writes.
+func (a *augmenter) report(r *report) {
+	if a.recorder != nil { // or else nothing
+		r.Status = newPostedView(a.updater.Posted())
+	}
+}
+
+func newPostedView(p status.Posted) *postedView {
+	return &postedView{Posted: known(p.Time), Reason: p.Reason, Bytes: p.Bytes}
 }
 
 // known is nil for no time at all.

@@ -23,8 +23,8 @@ func (d *daemon) writeScreen(w io.Writer, address string) {
 	}
 	fmt.Fprint(w, "   (Ctrl-C ends)\n\n")
 	_ = writeTable(w, &r.Snapshot) // to memory
-	if r.Status != nil {
-		fmt.Fprintf(w, "status %s; lease %s\n", r.Status.text(now), r.Lease.text(now))
+	for _, f := range r.writes(now) {
+		fmt.Fprintf(w, "%s %s\n", f.name, f.text)
 	}
 	fmt.Fprintf(w, "nodeprobe itself: CPU %s; memory %s; samples: %s\n", r.Self.cpu(), dash(r.Self.memory()), dash(r.Self.samples()))
 	for _, c := range r.Checks {
