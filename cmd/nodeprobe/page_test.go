@@ -221,7 +221,7 @@ func TestPageSays(t *testing.T) {
 		{
 			"all is well",
 			report{NodeName: "a", Mode: "observe", Snapshot: node},
-			[]string{"<title>a: no pressure</title>", `<p class="verdict False" role="status">`, "for 60m, since ", "<dt>writes</dt><dd>nothing</dd>"},
+			[]string{"<title>a: no pressure</title>", `<p class="verdict False" role="status">`, "for 60m, since ", "<dt>Writes</dt><dd>nothing</dd>"},
 			[]string{"What could not be read", "alarm\">"},
 		},
 		{

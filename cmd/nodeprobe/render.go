@@ -270,7 +270,7 @@ func (m *markup) stalls(r *report, past []point) {
 	if len(r.Snapshot.Pressure) == 0 {
 		return
 	}
-	m.f("<section aria-labelledby=\"stalls\"><h2 id=\"stalls\">Share of time in which tasks stalled</h2>\n<ul class=\"cards\">\n")
+	m.f("<section aria-labelledby=\"stalls\"><h2 id=\"stalls\">Share of time in which some tasks, or all, stalled</h2>\n<ul class=\"cards\">\n")
 	for i := range r.Snapshot.Pressure {
 		m.stall(&r.Snapshot.Pressure[i], r.Snapshot.Time, past)
 	}
@@ -292,9 +292,9 @@ func (m *markup) stall(s *stallView, now time.Time, past []point) {
 		}
 	}
 	m.f(`<table><thead><tr><td></td><th scope="col">10 s</th><th scope="col">1 min</th><th scope="col">5 min</th></tr></thead><tbody>`)
-	m.stallLine("some", "some task", &s.Some)
+	m.stallLine("some", "some", &s.Some)
 	if s.Full != nil {
-		m.stallLine("full", "all tasks", s.Full)
+		m.stallLine("full", "all", s.Full)
 	}
 	m.f("</tbody></table></li>\n")
 }

@@ -14,9 +14,9 @@ func (m *markup) facts(r *report) {
 	m.f("<section aria-labelledby=\"facts\"><h2 id=\"facts\">Node and nodeprobe</h2>\n<ul class=\"cards\">\n")
 	m.card("This node", r.Snapshot.facts())
 	m.card("nodeprobe itself", r.facts())
-	written := append([]fact{{"mode", r.Mode}}, r.writes(r.Snapshot.Time)...)
+	written := append([]fact{{"Mode", r.Mode}}, r.writes(r.Snapshot.Time)...)
 	if len(written) == 1 {
-		written = append(written, fact{"writes", "nothing"})
+		written = append(written, fact{"Writes", "nothing"})
 	}
 	m.card("API server", written)
 	m.f("</ul></section>\n")
@@ -85,10 +85,10 @@ func (r *report) facts() []fact {
 func (r *report) writes(now time.Time) []fact {
 	var facts []fact
 	if r.Status != nil {
-		facts = append(facts, fact{"status", r.Status.text(now)})
+		facts = append(facts, fact{"Status", r.Status.text(now)})
 	}
 	if r.Lease != nil {
-		facts = append(facts, fact{"lease", r.Lease.text(now)})
+		facts = append(facts, fact{"Lease", r.Lease.text(now)})
 	}
 	return facts
 }

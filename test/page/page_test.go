@@ -151,7 +151,7 @@ func TestPage(t *testing.T) {
 	}
 	want := []string{
 		"Conditions", "MemoryPressure", "DiskPressure", "nodefs.available<99.99%", "PIDPressure",
-		"memory.available", "reached", "Tier", "BPF is turned off", "Samples", "mode", "observe",
+		"memory.available", "reached", "Tier", "BPF is turned off", "Samples", "Mode", "observe",
 	}
 	for text := c.text("document.body.innerText"); len(want) > 0; want = want[1:] {
 		if !strings.Contains(text, want[0]) {
