@@ -255,8 +255,8 @@ func (m *markup) signalPlot(s *signalView, now time.Time, past []point) {
 	}
 	p.low, p.top = low, top
 	extent := amount(least, s.Unit)
-	if most != least {
-		extent += " – " + amount(most, s.Unit)
+	if to := amount(most, s.Unit); to != extent {
+		extent += " – " + to
 	}
 	p.label = fmt.Sprintf("%s, last 10 minutes: %s", s.Name, extent)
 	p.write(m)
