@@ -25,6 +25,7 @@ func TestFirstSyncPatches(t *testing.T) {
 			if err := s.Ready(); !errors.Is(err, errNotRegistered) {
 				t.Errorf("ready before anything was done: %v", err)
 			}
+			diff(t, "posted before anything was done", Posted{}, s.Posted())
 			impatient, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 			defer cancel()
 			if _, err := s.Owner(impatient); !apierrors.IsNotFound(err) {
@@ -92,8 +93,11 @@ func TestChangeIsPatchedAtOnce(t *testing.T) {
 				Type: "MemoryPressure", Status: "True", Reason: "KubeletHasInsufficientMemory",
 				Message: "kubelet has insufficient memory available", LastTransitionTime: at(8),
 			}, s.condition("MemoryPressure"), sameTimes())
+			want := Posted{Time: time.Now(), Reason: "changed", Bytes: len(calls[0].body)}
+			diff(t, "posted", want, s.Posted())
 			s.Wake()
 			s.api.took(t, "a wake-up without a change", "")
+			diff(t, "posted, after that", want, s.Posted())
 		})
 	})
 }

@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/nodeprobe/nodeprobe/test/agent"
@@ -20,22 +19,13 @@ var (
 	running  = flag.String("running", "", "the URL of a running nodeprobe, for TestPicture to take pictures of")
 )
 
-// product builds the binary for the first test that asks, in productDir.
-var (
-	productDir string
-	product    = sync.OnceValues(func() (string, error) { return build.Product(context.Background(), productDir, os.Stderr) })
-)
-
 func TestMain(m *testing.M) {
-	os.Exit(func() (code int) {
-		var err error
-		if productDir, err = os.MkdirTemp("", "nodeprobe-page-"); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-		defer os.RemoveAll(productDir)
-		return m.Run()
-	}())
+	code := m.Run()
+	if err := build.RemoveProduct(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
 }
 
 // device is a screen, and what its user likes.
@@ -56,19 +46,10 @@ var devices = []device{
 // start runs the tree's nodeprobe, which observes this machine.
 func start(t *testing.T, config agent.Config, args ...string) *agent.Agent {
 	t.Helper()
-	dir := t.TempDir()
-	binary, err := product()
-	if err != nil {
-		t.Fatal(err)
-	}
-	a, err := agent.Start(t.Context(), agent.Spec{
-		Binary: binary, Dir: dir, NodeName: "a-node", Config: agent.Own().With(agent.Config{"mode": "observe"}).With(config), Args: args,
+	return agent.StartForTest(t, agent.Spec{
+		Binary: build.ProductForTest(t), Dir: t.TempDir(), NodeName: "a-node",
+		Config: agent.Own().With(agent.Config{"mode": "observe"}).With(config), Args: args,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(a.Stop)
-	return a
 }
 
 // picture keeps what is to be seen, if that is wanted.
