@@ -44,7 +44,7 @@ type monitor struct {
 	leaving    error               // why the node is not ready although all is well
 	left       []pressure.Estimate // reused by polled
 	next       time.Duration       // what the pace was last
-	history    history
+	history    *history
 }
 
 func newMonitor(cfg *config, p *policy, healthy func() error, log *slog.Logger, reg prometheus.Registerer) *monitor {
@@ -54,6 +54,7 @@ func newMonitor(cfg *config, p *policy, healthy func() error, log *slog.Logger, 
 		changed:    func() {},
 		transition: cfg.EvictionPressureTransitionPeriod,
 		interval:   cfg.SampleInterval,
+		history:    new(history),
 		evaluator:  pressure.NewEvaluator(p.thresholds, cfg.EvictionPressureTransitionPeriod),
 		rules:      pressure.NewJudge(p.rules),
 		forecaster: pressure.NewForecaster(p.thresholds),
