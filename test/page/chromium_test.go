@@ -51,6 +51,19 @@ func startChromium(t *testing.T) *chromium {
 	if err != nil {
 		t.Skip("needs chromium (Debian package chromium; make test-page installs it)")
 	}
+	profile, err := os.MkdirTemp("", "nodeprobe-chromium-") //nolint:usetesting // see below
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		// Its children outlive it for a moment, and write there.
+		for deadline := time.Now().Add(patience); os.RemoveAll(profile) != nil; time.Sleep(50 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Errorf("%s cannot be removed", profile)
+				return
+			}
+		}
+	})
 	theirs, send := pipe(t)
 	receive, theirEnd := pipe(t)
 	defer theirs.Close()
@@ -61,7 +74,7 @@ func startChromium(t *testing.T) *chromium {
 		Args: []string{
 			"--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--disable-dev-shm-usage",
 			"--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync",
-			"--proxy-server=direct://", "--user-data-dir=" + t.TempDir(), "--remote-debugging-pipe", "about:blank",
+			"--proxy-server=direct://", "--user-data-dir=" + profile, "--remote-debugging-pipe", "about:blank",
 		},
 		Files: []*os.File{theirs, theirEnd},
 	})
