@@ -80,6 +80,9 @@ footprint: control-plane ## memory and CPU of a minute, beside node_exporter
 test-flap: deps control-plane ## values dance around each limit for three minutes: events, samples, patches (needs root)
 	go -C test test -count=1 -v ./flap -dance
 
+test-outage: deps control-plane ## the API server is away for ten minutes: memory, Lease, the one patch after it (OUTAGE=1h for longer)
+	go -C test test -count=1 -v -timeout 0 -run '^TestLongOutage$$' ./e2e -outage $(or $(OUTAGE),10m)
+
 parity: deps control-plane ## a real kubelet and nodeprobe on this machine: their Nodes, Leases, Events and writes compared (needs root)
 	go -C test test -count=1 -v -timeout 10m ./parity
 
@@ -104,4 +107,4 @@ clean: ## remove bin
 help: ## this list
 	@awk -F ':.*## ' '/^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build run demo image test test-flap parity vet lint check test-kernels generate generate-btf fuzz bench bench-latency bench-overhead bench-idle footprint control-plane deps clean help
+.PHONY: build run demo image test test-flap test-outage parity vet lint check test-kernels generate generate-btf fuzz bench bench-latency bench-overhead bench-idle footprint control-plane deps clean help
