@@ -73,7 +73,7 @@ func TestLongOutage(t *testing.T) {
 	o.machine.tasks(1 << 30)
 	o.agent = o.startReady()
 	o.waitCondition(corev1.NodePIDPressure, corev1.ConditionTrue)
-	o.changes = len(logged(t, o.agent, "condition changed"))
+	o.changes = len(changed(t, o.agent))
 
 	time.Sleep(settles)
 	monitor, calm := watchVitals(t, o.agent), time.Now()
@@ -174,7 +174,7 @@ func (o *outage) hang() {
 // waitChange waits until nodeprobe has seen a change, and notes when that was.
 func (o *outage) waitChange(change string) {
 	o.t.Helper()
-	r := waitLogged(o.t, o.agent, "condition changed", o.changes)
+	r := waitChanged(o.t, o.agent, o.changes)
 	o.changes++
 	condition, status, _ := strings.Cut(change, " ")
 	if !strings.Contains(r.Line, fmt.Sprintf(`"condition":%q,"status":%q`, condition, status)) {
