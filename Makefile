@@ -84,6 +84,9 @@ test-page: NEEDED := chromium:chromium
 test-page: deps ## the status page in a headless browser: light and dark, on a desk and a phone (300 MB of Debian packages)
 	go -C test test -count=1 -v ./page
 
+test-outage: deps control-plane ## the API server is away for ten minutes: memory, Lease, the one patch after it (OUTAGE=1h for longer)
+	go -C test test -count=1 -v -timeout 0 -run '^TestLongOutage$$' ./e2e -outage $(or $(OUTAGE),10m)
+
 parity: deps control-plane ## a real kubelet and nodeprobe on this machine: their Nodes, Leases, Events and writes compared (needs root)
 	go -C test test -count=1 -v -timeout 10m ./parity
 
@@ -108,4 +111,4 @@ clean: ## remove bin
 help: ## this list
 	@awk -F ':.*## ' '/^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build run demo image test test-flap test-page parity vet lint check test-kernels generate generate-btf fuzz bench bench-latency bench-overhead bench-idle footprint control-plane deps clean help
+.PHONY: build run demo image test test-flap test-page test-outage parity vet lint check test-kernels generate generate-btf fuzz bench bench-latency bench-overhead bench-idle footprint control-plane deps clean help

@@ -93,6 +93,23 @@ func condition(node *v1.Node, t v1.NodeConditionType) *v1.NodeCondition {
 	return nil
 }
 
+// health is whether this process vouches for the node, as seen at each pass, also
+// at those that do not reach the API server. The zero health has seen nothing.
+type health struct {
+	ok    bool
+	since time.Time
+}
+
+// observe takes the facts at now into account, and returns since when it has been
+// as it is.
+func (h *health) observe(facts *Facts, now time.Time) time.Time {
+	ok := facts.Unhealthy == nil && facts.Runtime.unready() == nil
+	if h.since.IsZero() || ok != h.ok {
+		*h = health{ok, now}
+	}
+	return h.since
+}
+
 // readyCondition says whether the node can take pods: this process vouches for
 // it, and its capacity is known.
 func readyCondition(localStorage bool, facts *Facts, now time.Time) Setter {
@@ -117,6 +134,8 @@ func readyCondition(localStorage bool, facts *Facts, now time.Time) Setter {
 		}
 		if existing.Status == ready.Status {
 			ready.LastTransitionTime = existing.LastTransitionTime
+		} else {
+			ready.LastTransitionTime = transitionTime(facts.healthSince, existing.LastTransitionTime, now)
 		}
 		*existing = ready
 		return nil

@@ -180,22 +180,22 @@ func (r *Recorder) post(ctx context.Context, s *series) error {
 				r.log.Warn("events are created again instead of counted up", "err", err)
 			}
 		default:
-			return wrapEvent("patch", s, err)
+			return wrapEvent("patch", s, ref.Name, err)
 		}
 		s.restart()
 	}
 	event := s.event(ref, r.cfg.Component)
 	// An attempt whose answer was lost has done it: the name says so.
 	if err := r.cfg.Events.Create(ctx, event); err != nil && !apierrors.IsAlreadyExists(err) {
-		return wrapEvent("create", s, err)
+		return wrapEvent("create", s, ref.Name, err)
 	}
 	s.name, s.node = event.Name, ref.UID
 	return nil
 }
 
-func wrapEvent(verb string, s *series, err error) error {
+func wrapEvent(verb string, s *series, node string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("%s event %s: %w", verb, s.reason, err)
+	return fmt.Errorf("%s event %s of node %s: %w", verb, s.reason, node, err)
 }

@@ -1,6 +1,7 @@
 package status
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -152,7 +153,9 @@ func TestOutage(t *testing.T) {
 			s.judge(pressure.DiskPressure, false) // came and went
 			s.sleep(time.Minute)
 			s.judge(pressure.PIDPressure, true)
-			s.sleep(7 * time.Minute)
+			s.sleep(10 * time.Second)
+			s.vouch(errors.New("the sampler is stuck"))
+			s.sleep(7*time.Minute - 10*time.Second)
 			if s.Ready() == nil {
 				t.Error("ready during an outage")
 			}
@@ -176,7 +179,7 @@ func TestOutage(t *testing.T) {
 			for kind, want := range map[v1.NodeConditionType]struct {
 				status v1.ConditionStatus
 				since  int
-			}{"MemoryPressure": {"True", 90}, "DiskPressure": {"False", 180}, "PIDPressure": {"True", 240}} {
+			}{"MemoryPressure": {"True", 90}, "DiskPressure": {"False", 180}, "PIDPressure": {"True", 240}, "Ready": {"False", 250}} {
 				c := s.condition(kind)
 				if kind == "DiskPressure" {
 					want.since = 0 // as far as the API server is concerned nothing happened

@@ -57,7 +57,7 @@ func (u *Updater) try(ctx context.Context, paid *bool) (wait time.Duration, err 
 		return 0, err
 	}
 	now := time.Now()
-	facts := u.cfg.Facts()
+	facts := u.facts(now)
 	old := u.Node()
 	if err := u.cfg.Allow(old); err != nil { // it may have been read just now
 		u.result(err)
@@ -100,6 +100,13 @@ func (u *Updater) nothingToPost(now time.Time) time.Duration {
 	return min(u.cfg.UpdateFrequency, left)
 }
 
+// facts returns the present facts.
+func (u *Updater) facts(now time.Time) Facts {
+	facts := u.cfg.Facts()
+	facts.healthSince = u.health.observe(&facts, now)
+	return facts
+}
+
 // failing says whether the latest pass failed.
 func (u *Updater) failing() bool {
 	err := u.Ready()
@@ -119,6 +126,7 @@ func (u *Updater) refresh(ctx context.Context) error {
 	if !u.doubt.Swap(false) {
 		return nil
 	}
+	u.facts(time.Now()) // what changes while the API server is away has its time, too
 	node, err := u.find(ctx)
 	if err != nil {
 		return fmt.Errorf("get node %s: %w", u.cfg.NodeName, err)

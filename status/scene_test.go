@@ -69,6 +69,14 @@ func (s *scene) judge(c pressure.Condition, is bool) {
 	s.Wake()
 }
 
+// vouch says why this process cannot vouch for the node, as the monitor does.
+func (s *scene) vouch(unhealthy error) {
+	s.mu.Lock()
+	s.unhealthy = unhealthy
+	s.mu.Unlock()
+	s.Wake()
+}
+
 // play runs the Updater until act returns. It checks that Run then ends at once
 // with the cause; the bubble checks that no goroutine is left.
 func (s *scene) play(cfg Config, act func()) {

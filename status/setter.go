@@ -44,6 +44,8 @@ type Facts struct {
 	Unhealthy error
 	// Urgent says that a change must not wait for its turn: there may be none.
 	Urgent bool
+
+	healthSince time.Time // filled in by the Updater
 }
 
 // setters returns the pipeline for one pass, in the kubelet's order: Ready is

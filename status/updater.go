@@ -31,6 +31,7 @@ type Updater struct {
 	registered chan struct{} // closed when the Node becomes known for the first time
 
 	// Owned by Run.
+	health        health
 	report        reporter
 	pace          pacer
 	backoff       registerBackoff

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -43,6 +44,9 @@ type apiClient struct {
 
 	connections *connrotation.Dialer
 	silent      atomic.Bool // a request got no answer
+
+	once   sync.Once
+	settle *time.Timer // made by once
 }
 
 // newAPIClient makes the client of a node, from a kubeconfig or else from the
@@ -175,6 +179,9 @@ func complete(c *clientcmdapi.Config) error {
 // used again otherwise. One over which a request got no answer is not idle while
 // the watch uses it; so then all of them go.
 func (a *apiClient) reconnect() {
+	// Where it fails, it has failed at the start, too, and that was logged.
+	a.once.Do(func() { a.settle = time.AfterFunc(trimAgain, func() { _ = trim() }) })
+	a.settle.Reset(trimAgain)
 	if a.silent.Swap(false) {
 		a.connections.CloseAll()
 		return

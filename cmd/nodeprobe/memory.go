@@ -14,6 +14,11 @@ import (
 // registered, and everything has been done once.
 const trimAfter = 5 * time.Second
 
+// trimAgain is how long after the last call that failed it is time for that once
+// more: errors take other ways through the program, and each new connection is a TLS
+// handshake. While the API server is away, calls fail more often than that.
+const trimAgain = time.Minute
+
 // trim gives back what only starting up needed. For one, that is garbage on the
 // heap, which would stay until the next collection, hours from now. For
 // another, it is the program itself: decoding BTF, parsing flags and

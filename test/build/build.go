@@ -68,7 +68,7 @@ func Cached(ctx context.Context, t Target, log io.Writer) (string, error) {
 	}
 
 	what := t.Name + " " + version
-	unlock, err := lock(ctx, filepath.Join(cache, key, "lock"), what, log)
+	unlock, err := Lock(ctx, filepath.Join(cache, key, "lock"), "waiting for another process that builds "+what, log)
 	if err != nil {
 		return "", fmt.Errorf("lock build of %s: %w", what, err)
 	}
@@ -215,9 +215,10 @@ func cacheDir() (string, error) {
 	return filepath.Join(dir, "nodeprobe", "bin"), nil
 }
 
-// lock takes an exclusive lock on the file and returns what gives it back. The
-// kernel gives it back too when the process ends, so none is ever stale.
-func lock(ctx context.Context, file, what string, log io.Writer) (unlock func(), err error) {
+// Lock takes an exclusive lock on the file and returns what gives it back. The
+// kernel gives it back too when the process ends, so none is ever stale. What it
+// waits for goes to log, which may be nil.
+func Lock(ctx context.Context, file, waiting string, log io.Writer) (unlock func(), err error) {
 	f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, err
@@ -226,7 +227,7 @@ func lock(ctx context.Context, file, what string, log io.Writer) (unlock func(),
 	if err == nil {
 		return func() { f.Close() }, nil
 	}
-	defer progress(log, "waiting for another process that builds "+what)()
+	defer progress(log, waiting)()
 	for {
 		switch err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); {
 		case err == nil:

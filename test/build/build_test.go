@@ -104,17 +104,17 @@ func TestBuildFailure(t *testing.T) {
 
 func TestLockWaits(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "lock")
-	unlock, err := lock(t.Context(), file, "x", nil)
+	unlock, err := Lock(t.Context(), file, "x", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if _, err := lock(ctx, file, "x", nil); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := Lock(ctx, file, "x", nil); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("second lock: %v", err)
 	}
 	unlock()
-	unlock, err = lock(t.Context(), file, "x", nil)
+	unlock, err = Lock(t.Context(), file, "x", nil)
 	if err != nil {
 		t.Fatal(err)
 	}

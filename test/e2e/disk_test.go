@@ -60,7 +60,7 @@ func TestFilesystemChanges(t *testing.T) {
 						t.Fatalf("%s: %v", step.name, err)
 					}
 					// By nodeprobe's log: the API server learns of six changes a minute.
-					r := waitLogged(t, a, "condition changed", changes)
+					r := waitChanged(t, a, changes)
 					if changes++; !strings.Contains(r.Line, `"DiskPressure","status":"`+step.want+`"`) {
 						t.Errorf("%s: %s", step.name, r.Line)
 					}
@@ -93,7 +93,7 @@ func TestFilesystemChanges(t *testing.T) {
 				diskStep{"filled for good", func() error { return fs.Fill(10 << 20) }, "True"},
 			)
 			n.waitCondition(corev1.NodeDiskPressure, corev1.ConditionTrue)
-			if all := logged(t, a, "condition changed"); len(all) != changes {
+			if all := changed(t, a); len(all) != changes {
 				t.Errorf("%d changes, of which only %d had a reason: %+v", len(all), changes, all)
 			}
 		})

@@ -45,6 +45,7 @@ func TestDeleted(t *testing.T) {
 	if !slices.ContainsFunc(allLogged(t, a), func(r agent.Record) bool { return r.Bad() && saysGone.MatchString(r.Line) }) {
 		t.Error("nothing is said of the node's end")
 	}
+	n.waitEvent("NodeHasSufficientMemory", n.name) // of the new node: "kubectl describe node" goes by the UID
 
 	oldLease, err := n.lease()
 	if err != nil {

@@ -57,14 +57,23 @@ func (h hardware) link(from, to string, except ...string) {
 	}
 }
 
-// write changes a file in place, as the kernel's files do.
+// write changes a file in place, as the kernel's files do: a text of the same length
+// at once, and it is never empty.
 func (h hardware) write(root, name, text string) {
 	h.t.Helper()
 	path := filepath.Join(root, name)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		h.t.Fatal(err)
 	}
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteString(text); err != nil {
+		h.t.Fatal(err)
+	}
+	if err := f.Truncate(int64(len(text))); err != nil {
 		h.t.Fatal(err)
 	}
 }

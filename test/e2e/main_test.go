@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -197,4 +199,25 @@ func waitLogged(t *testing.T, a *agent.Agent, msg string, n int) agent.Record {
 		return nil
 	})
 	return found[len(found)-1]
+}
+
+// changed returns what the agent has logged of changes of the kubelet's conditions.
+// Those of our own follow rules of their own.
+func changed(t *testing.T, a *agent.Agent) []agent.Record {
+	t.Helper()
+	return slices.DeleteFunc(logged(t, a, "condition changed"), func(r agent.Record) bool {
+		return strings.Contains(r.Line, `"condition":"nodeprobe.dev/`)
+	})
+}
+
+// waitChanged waits until there are more than n, and returns the one after them.
+func waitChanged(t *testing.T, a *agent.Agent, n int) agent.Record {
+	t.Helper()
+	eventually(t, "a condition has changed", func() error {
+		if len(changed(t, a)) <= n {
+			return errNotYet
+		}
+		return nil
+	})
+	return changed(t, a)[n]
 }

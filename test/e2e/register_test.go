@@ -238,6 +238,9 @@ func checkSteadyState(t *testing.T, proxy *fault.Proxy, n *node) {
 		return nil
 	})
 	for _, r := range proxy.Requests() {
+		if bytes.Contains(r.Body, []byte(`"OOMKilling"`)) {
+			continue // a victim of another test is news to every nodeprobe on this machine
+		}
 		if r.Method != "PUT" || r.Path != leasesPath+"/"+n.name {
 			t.Errorf("in steady state: %s", r)
 		}

@@ -114,7 +114,7 @@ func start(ctx context.Context, cp *controlplane.ControlPlane, opts Options, pat
 		return nil, fmt.Errorf("configure kubelet: %w", err)
 	}
 	k := &Kubelet{LogFile: filepath.Join(opts.Dir, "kubelet.log")}
-	if k.restore, err = keepMachine(opts.RootDir); err != nil {
+	if k.restore, err = keepMachine(ctx, opts.RootDir, opts.Log); err != nil {
 		return nil, err
 	}
 	k.process, err = process.Start(process.Spec{
@@ -129,7 +129,7 @@ func start(ctx context.Context, cp *controlplane.ControlPlane, opts Options, pat
 		}, opts.Args...),
 	})
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, k.restore())
 	}
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()

@@ -1,8 +1,10 @@
 package kubelet
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -10,6 +12,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nodeprobe/nodeprobe/test/build"
 )
 
 // tunables are what a kubelet sets as it likes, without being asked.
@@ -23,9 +27,19 @@ var tunables = []string{
 const devicePlugins = "/var/lib/kubelet/device-plugins"
 
 // keepMachine notes what a kubelet changes outside of its directories, and
-// returns what puts it back. It fails if another kubelet runs on this machine,
-// which ours would cut off from its plugins.
-func keepMachine(rootDir string) (restore func() error, err error) {
+// returns what puts it back. It waits for the kubelet of another test to end, and
+// fails if somebody else's runs on this machine, which ours would cut off from its
+// plugins.
+func keepMachine(ctx context.Context, rootDir string, log io.Writer) (_ func() error, err error) {
+	unlock, err := build.Lock(ctx, filepath.Join(os.TempDir(), "nodeprobe-kubelet.lock"), "waiting for the kubelet of another test", log)
+	if err != nil {
+		return nil, fmt.Errorf("start kubelet: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			unlock()
+		}
+	}()
 	if conn, err := net.Dial("unix", filepath.Join(devicePlugins, "kubelet.sock")); err == nil {
 		conn.Close()
 		return nil, errors.New("start kubelet: this machine runs one already")
@@ -35,7 +49,13 @@ func keepMachine(rootDir string) (restore func() error, err error) {
 		return nil, err
 	}
 	before, err := mounts(rootDir)
-	return func() error { return errors.Join(unmount(rootDir, before), putBack()) }, err
+	if err != nil {
+		return nil, err
+	}
+	return func() error {
+		defer unlock()
+		return errors.Join(unmount(rootDir, before), putBack())
+	}, nil
 }
 
 // unmount leaves so many mounts of dir: a kubelet mounts its root directory over

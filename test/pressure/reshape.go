@@ -1,10 +1,12 @@
 package pressure
 
 import (
+	"errors"
 	"fmt"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -42,7 +44,13 @@ func (f *Filesystem) Unmount(lazily bool) error {
 	if lazily {
 		flags = unix.MNT_DETACH
 	}
-	if err := unix.Unmount(f.Dir, flags); err != nil {
+	err := unix.Unmount(f.Dir, flags)
+	// Whoever watches the filesystem may have it open just now.
+	for deadline := time.Now().Add(10 * time.Second); errors.Is(err, unix.EBUSY) && time.Now().Before(deadline); {
+		time.Sleep(10 * time.Millisecond)
+		err = unix.Unmount(f.Dir, flags)
+	}
+	if err != nil {
 		return fmt.Errorf("unmount %s: %w", f.Dir, err)
 	}
 	return nil

@@ -1,0 +1,38 @@
+package e2e
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nodeprobe/nodeprobe/test/controlplane"
+)
+
+// requests returns what a program has asked the API server for since a time, by
+// its user agent: a kubelet and nodeprobe are the same user.
+func requests(t *testing.T, cp *controlplane.ControlPlane, program string, since time.Time) []controlplane.AuditEvent {
+	t.Helper()
+	events, err := cp.AuditEvents()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.DeleteFunc(events, func(e controlplane.AuditEvent) bool {
+		return !strings.HasPrefix(e.UserAgent, program+"/") || e.RequestReceivedTimestamp.Before(since)
+	})
+}
+
+// writes is requests without those that only look.
+func writes(t *testing.T, cp *controlplane.ControlPlane, program string, since time.Time) []controlplane.AuditEvent {
+	t.Helper()
+	return slices.DeleteFunc(requests(t, cp, program, since), func(e controlplane.AuditEvent) bool {
+		return e.Verb == "get" || e.Verb == "list" || e.Verb == "watch"
+	})
+}
+
+// of returns the requests of a verb about a resource, such as "nodes/status".
+func of(events []controlplane.AuditEvent, verb, resource string) []controlplane.AuditEvent {
+	return slices.DeleteFunc(slices.Clone(events), func(e controlplane.AuditEvent) bool {
+		return e.Verb != verb || strings.TrimSuffix(e.ObjectRef.Resource+"/"+e.ObjectRef.Subresource, "/") != resource
+	})
+}
