@@ -31,6 +31,10 @@ type guard struct {
 	lease time.Duration // how long a renewal is good for
 	log   *slog.Logger
 
+	// Owned by who calls allow.
+	looked bool
+	known  time.Time // of a kubelet's write on the Node as first seen; zero if there was none
+
 	tripped atomic.Pointer[error]
 }
 
@@ -80,8 +84,13 @@ func (g *guard) start(ctx context.Context, nodes status.Nodes, leases heartbeat.
 // as last seen; nil if there is none.
 func (g *guard) allow(node *v1.Node) error {
 	if node != nil && g.err() == nil {
-		// The API server's times are in whole seconds.
-		if writer, at := kubeletWrite(node); writer != "" && !at.Before(g.since.Truncate(time.Second)) {
+		writer, at := kubeletWrite(node)
+		if !g.looked {
+			g.looked, g.known = true, at
+		}
+		// The API server's times are in whole seconds. Our clock may be ahead of its:
+		// what is later than what we have seen is new by any clock.
+		if writer != "" && (!at.Before(g.since.Truncate(time.Second)) || at.After(g.known)) {
 			g.trip(fmt.Errorf("%s has written the status of node %s at %s", writer, node.Name, at.Format(time.TimeOnly)))
 		}
 	}

@@ -143,3 +143,25 @@ func TestGuardStandsDown(t *testing.T) {
 		})
 	}
 }
+
+// A kubelet's write is noticed although our clock is an hour ahead of the API
+// server's, by which it is older than we are.
+func TestGuardClockAhead(t *testing.T) {
+	g := newGuard(40*time.Second, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	history, now := writtenBy("kubelet", "status", 3*time.Hour), writtenBy("kubelet", "status", time.Hour)
+	for i, step := range []struct {
+		node *v1.Node
+		want bool
+	}{{nil, true}, {history, true}, {history, true}, {now, false}, {history, false}} {
+		if err := g.allow(step.node); (err == nil) != step.want {
+			t.Errorf("%d: %v", i, err)
+		}
+	}
+	g = newGuard(40*time.Second, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	if err := g.allow(writtenBy("nodeprobe", "status", 3*time.Hour)); err != nil {
+		t.Error(err)
+	}
+	if err := g.allow(now); err == nil {
+		t.Error("a kubelet's first write is not noticed")
+	}
+}
