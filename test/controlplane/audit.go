@@ -2,6 +2,7 @@ package controlplane
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,12 +26,19 @@ type AuditEvent struct {
 	RequestURI string
 	UserAgent  string
 	User       struct{ Username string }
-	ObjectRef  struct{ Resource, Subresource, Namespace, Name string }
+	// ImpersonatedUser is who the user asked to be taken for, if anybody.
+	ImpersonatedUser struct{ Username string }
+	ObjectRef        struct{ Resource, Subresource, Namespace, Name string }
 	// ResponseStatus.Code is the HTTP status code.
 	ResponseStatus struct{ Code int }
 	// RequestObject is the object or the patch that was sent, as JSON.
 	RequestObject            json.RawMessage
 	RequestReceivedTimestamp time.Time
+}
+
+// ActingUser returns whose rights were asked about.
+func (e *AuditEvent) ActingUser() string {
+	return cmp.Or(e.ImpersonatedUser.Username, e.User.Username)
 }
 
 // AuditEvents returns the requests that the API server has answered so far,

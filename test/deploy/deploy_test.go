@@ -17,9 +17,13 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/build"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/pressure"
 )
 
-func TestMain(m *testing.M) { os.Exit(controlplane.Main(m)) }
+func TestMain(m *testing.M) {
+	pressure.Main()
+	os.Exit(controlplane.Main(m))
+}
 
 // run runs a command and returns its standard output.
 func run(t *testing.T, stdin []byte, name string, args ...string) []byte {

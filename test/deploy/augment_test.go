@@ -1,0 +1,142 @@
+package deploy
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeprobe/nodeprobe/test/agent"
+	"github.com/nodeprobe/nodeprobe/test/build"
+	"github.com/nodeprobe/nodeprobe/test/need"
+	"github.com/nodeprobe/nodeprobe/test/nodewatch"
+	"github.com/nodeprobe/nodeprobe/test/pressure"
+	"github.com/nodeprobe/nodeprobe/test/process"
+)
+
+const ourDisk = "nodeprobe.dev/DiskPressure"
+
+// With the pod's identity, under the policy, nodeprobe does all that mode augment
+// consists of, and nothing that it asks for is refused.
+func TestAugment(t *testing.T) {
+	s := newStage(t, "identity", "base")
+	s.augments(t, "system:serviceaccount:nodeprobe:nodeprobe", nil)
+}
+
+// augments runs nodeprobe on node a, lets its disk fill, and ends it. The API server
+// knows it as user.
+func (s *stage) augments(t *testing.T, user string, config agent.Config) {
+	need.Root(t)
+	need.Command(t, "mkfs.ext4", "e2fsprogs")
+	fs, err := pressure.Disk(64)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // after nodeprobe has ended
+		if err := fs.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	pod := s.config(s.pod("a"))
+	s.waitPolicies(s.client(pod), "nodeprobe-node", "nodeprobe-event")
+	kubeconfig, err := s.cp.WriteKubeconfig("pod", pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	binary, err := build.Product(t.Context(), t.TempDir(), os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := s.others("a")
+	a, err := agent.Start(t.Context(), agent.Spec{
+		Binary: binary, Dir: t.TempDir(), NodeName: "a", Kubeconfig: kubeconfig,
+		Config: agent.Own().With(agent.Config{
+			"mode": "augment", "rootDirectory": fs.Dir, "evictionHard": agent.Hard(map[string]string{"nodefs.available": "20Mi"}),
+			"conditionHeartbeat": "10s",
+		}).With(config),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		a.Stop()
+		if t.Failed() {
+			t.Logf("nodeprobe's last lines:\n%s", process.LogTail(a.LogFile, 40))
+		}
+	})
+	s.waitCondition(corev1.ConditionFalse)
+	posted := nodewatch.Condition(s.node("a"), ourDisk).LastHeartbeatTime
+	s.eventually("there is a heartbeat", func() error {
+		if last := nodewatch.Condition(s.node("a"), ourDisk).LastHeartbeatTime; !last.After(posted.Time) {
+			return fmt.Errorf("the last was at %s", last)
+		}
+		return nil
+	})
+	if err := fs.Fill(10 << 20); err != nil {
+		t.Fatal(err)
+	}
+	s.waitCondition(corev1.ConditionTrue)
+	s.eventually("there is an event", func() error {
+		events, err := s.cp.Client().CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=a,reason=DiskIsShort"})
+		if err == nil && len(events.Items) != 1 {
+			err = fmt.Errorf("there are %d", len(events.Items))
+		}
+		return err
+	})
+	if err := fs.Empty(); err != nil {
+		t.Fatal(err)
+	}
+	s.waitCondition(corev1.ConditionFalse)
+	a.Stop()
+	for _, c := range s.node("a").Status.Conditions {
+		if strings.HasPrefix(string(c.Type), "nodeprobe.dev/") {
+			t.Errorf("after the end there is %s", c.Type)
+		}
+	}
+	if after := s.others("a"); after != before {
+		t.Errorf("the rest of the node is now %s, was %s", after, before)
+	}
+	s.wantNothingRefused(user)
+}
+
+func (s *stage) waitCondition(want corev1.ConditionStatus) {
+	s.t.Helper()
+	s.eventually(fmt.Sprintf("%s is %s", ourDisk, want), func() error {
+		if !nodewatch.Has(ourDisk, want)(s.node("a")) {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+}
+
+// wantNothingRefused reads in the audit log what nodeprobe has asked for, and as whom.
+func (s *stage) wantNothingRefused(user string) {
+	s.t.Helper()
+	all, err := s.cp.AuditEvents()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	requests := map[string]int{}
+	for _, e := range all {
+		if !strings.HasPrefix(e.UserAgent, "nodeprobe/") {
+			continue
+		}
+		request := fmt.Sprintf("%s %s", e.Verb, strings.TrimSuffix(e.ObjectRef.Resource+"/"+e.ObjectRef.Subresource, "/"))
+		requests[request]++
+		if e.ResponseStatus.Code >= 400 || e.ActingUser() != user {
+			s.t.Errorf("%s %s by %s: %d", e.Verb, e.RequestURI, e.ActingUser(), e.ResponseStatus.Code)
+		}
+		if !slices.Contains([]string{"get nodes", "watch nodes", "patch nodes/status", "create events", "patch events"}, request) {
+			s.t.Errorf("unexpected: %s", request)
+		}
+	}
+	s.t.Logf("requests: %v", requests)
+	if requests["patch nodes/status"] < 4 || requests["create events"] == 0 {
+		s.t.Error("these are not all")
+	}
+}
