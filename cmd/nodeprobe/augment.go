@@ -28,7 +28,7 @@ type augmenter struct {
 
 // newAugmenter wires it up. It starts no goroutine and sends nothing yet.
 func newAugmenter(cfg *config, p *policy, monitor *monitor, log *slog.Logger, reg prometheus.Registerer) (*augmenter, error) {
-	client, err := newAPIClient(cfg.Kubeconfig, p.nodeName)
+	client, err := newAPIClient(cfg.Kubeconfig, p.nodeName, cfg.ImpersonateNode)
 	if err != nil {
 		return nil, err
 	}

@@ -41,7 +41,7 @@ earlier configurations are among them. A kubelet's are never touched.`,
 		if err != nil {
 			return &exitError{exitUsage, err}
 		}
-		client, err := newAPIClient(cfg.Kubeconfig, policy.nodeName)
+		client, err := newAPIClient(cfg.Kubeconfig, policy.nodeName, cfg.ImpersonateNode)
 		if err != nil {
 			return err
 		}

@@ -50,8 +50,8 @@ type apiClient struct {
 }
 
 // newAPIClient makes the client of a node, from a kubeconfig or else from the
-// pod's service account.
-func newAPIClient(kubeconfig, node string) (*apiClient, error) {
+// pod's service account, which may have to impersonate the node.
+func newAPIClient(kubeconfig, node string, impersonate bool) (*apiClient, error) {
 	cfg, err := restConfig(kubeconfig)
 	if err != nil {
 		return nil, err
@@ -65,6 +65,10 @@ func newAPIClient(kubeconfig, node string) (*apiClient, error) {
 	a := &apiClient{connections: connrotation.NewDialer(dialer.DialContext)}
 	cfg.Dial = a.connections.DialContext
 	cfg.UserAgent = "nodeprobe/" + version()
+	if impersonate {
+		// Nothing but the name: with groups it would be impersonation of the old kind.
+		cfg.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + node}
+	}
 	// Retries and bounds are the writers' own: each call has a deadline.
 	cfg.QPS = -1
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return transport{next, &a.silent} })

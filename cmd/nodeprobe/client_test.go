@@ -56,7 +56,7 @@ func TestBadKubeconfig(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			_, err := newAPIClient(path, "n")
+			_, err := newAPIClient(path, "n", false)
 			if err == nil {
 				t.Fatal("no error")
 			}
@@ -70,7 +70,7 @@ func TestBadKubeconfig(t *testing.T) {
 
 // A pod without a service account, or a machine without a pod.
 func TestNotInCluster(t *testing.T) {
-	_, err := newAPIClient("", "n")
+	_, err := newAPIClient("", "n", false)
 	if err == nil || !strings.HasPrefix(err.Error(), "no kubeconfig is given, and there is no service account to use instead: ") {
 		t.Errorf("got %v", err)
 	}
@@ -100,7 +100,7 @@ func TestKubeconfigWithFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	client, err := newAPIClient(path, "n")
+	client, err := newAPIClient(path, "n", false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -109,8 +109,18 @@ func TestKubeconfigWithFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	client.reconnect()
-	if node.UID != "1" || header.Get("Authorization") != "Bearer secret" || header.Get("User-Agent") != "nodeprobe/"+version() {
+	if node.UID != "1" || header.Get("Authorization") != "Bearer secret" || header.Get("User-Agent") != "nodeprobe/"+version() || header.Get("Impersonate-User") != "" {
 		t.Errorf("got %+v, having sent %v", node, header)
+	}
+	if client, err = newAPIClient(path, "n", true); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.nodes.Get(t.Context(), "n"); err != nil {
+		t.Fatal(err)
+	}
+	client.reconnect()
+	if header.Get("Authorization") != "Bearer secret" || header.Get("Impersonate-User") != "system:node:n" || header.Get("Impersonate-Group") != "" {
+		t.Errorf("as the node it has sent %v", header)
 	}
 }
 

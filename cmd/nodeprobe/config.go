@@ -45,6 +45,7 @@ type config struct {
 	EnforceNodeAllocatable           []string          `yaml:"enforceNodeAllocatable"`
 
 	Kubeconfig                    string            `yaml:"kubeconfig"`
+	ImpersonateNode               bool              `yaml:"impersonateNode"`
 	NodeStatusUpdateFrequency     time.Duration     `yaml:"nodeStatusUpdateFrequency"`
 	NodeStatusReportFrequency     time.Duration     `yaml:"nodeStatusReportFrequency"`
 	NodeLeaseDurationSeconds      int32             `yaml:"nodeLeaseDurationSeconds"`

@@ -63,7 +63,7 @@ func clientOf(t *testing.T, url string, certificate []byte) *apiClient {
 			t.Fatal(err)
 		}
 	}
-	client, err := newAPIClient(path, "n")
+	client, err := newAPIClient(path, "n", false)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -51,7 +51,7 @@ type owner struct {
 
 // newOwner wires up the writers, which start no goroutine and send nothing yet.
 func newOwner(cfg *config, p *policy, paths paths, sampler *probe.Sampler, monitor *monitor, log *slog.Logger, reg prometheus.Registerer) (*owner, error) {
-	client, err := newAPIClient(cfg.Kubeconfig, p.nodeName)
+	client, err := newAPIClient(cfg.Kubeconfig, p.nodeName, cfg.ImpersonateNode)
 	if err != nil {
 		return nil, err
 	}

@@ -5,14 +5,19 @@ package deploy
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
 	"github.com/nodeprobe/nodeprobe/test/build"
@@ -47,53 +52,159 @@ func productRoot(t *testing.T) string {
 	return filepath.Dir(root)
 }
 
-func TestBase(t *testing.T) {
+// kustomizations that run nodeprobe, and what each is about.
+var kustomizations = map[string]struct {
+	mode     string
+	identity string // who makes the service account; "" if there is none
+	also     func(*appsv1.DaemonSet) error
+}{
+	"base":                     {"augment", "identity", privileged},
+	"overlays/observe":         {"observe", "", privileged},
+	"overlays/least-privilege": {"augment", "identity", leastPrivileged},
+	"overlays/own":             {"own", "overlays/own/identity", onlyChosenNodes},
+	"overlays/k3s":             {"augment", "identity", privileged},
+	"overlays/impersonation":   {"augment", "overlays/impersonation/identity", privileged},
+}
+
+// Every kustomization below deploy is rendered by kubectl, accepted by a real API
+// server and, as far as it is nodeprobe's configuration, by nodeprobe.
+func TestKustomizations(t *testing.T) {
 	kubectl, err := controlplane.Kubectl(t.Context(), os.Stderr)
 	if err != nil {
 		t.Fatal(err)
 	}
-	root := productRoot(t)
-	rendered := run(t, nil, kubectl, "kustomize", filepath.Join(root, "deploy", "base"))
-
-	daemonSet, config := parse(t, rendered)
-	t.Run("API server accepts it", func(t *testing.T) {
-		cp := controlplane.StartForTest(t)
-		// A dry run does not make the namespace that the rest is to go into.
-		admin := "--kubeconfig=" + cp.AdminKubeconfig()
-		run(t, nil, kubectl, admin, "create", "namespace", daemonSet.Namespace)
-		out := run(t, rendered, kubectl, admin, "apply", "--dry-run=server", "--validate=strict", "-f", "-")
-		if !strings.Contains(string(out), "daemonset.apps/nodeprobe created (server dry run)") {
-			t.Errorf("kubectl apply printed\n%s", out)
-		}
-	})
-	t.Run("product accepts it", func(t *testing.T) {
-		binary, err := build.Product(t.Context(), t.TempDir(), os.Stderr)
-		if err != nil {
-			t.Fatal(err)
-		}
-		file := filepath.Join(t.TempDir(), "config.yaml")
-		if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
-			t.Fatal(err)
-		}
-		run(t, nil, binary, "config", "check", file)
-		// --help parses the flags that stand before it, and runs nothing.
-		args := daemonSet.Spec.Template.Spec.Containers[0].Args
-		run(t, nil, binary, append(args, "--help")...)
-	})
-	t.Run("it only observes", func(t *testing.T) {
-		spec := daemonSet.Spec.Template.Spec
-		if spec.AutomountServiceAccountToken == nil || *spec.AutomountServiceAccountToken {
-			t.Error("the pod gets a service account token, which observe mode does not need")
-		}
-		if !strings.Contains(config, "\nmode: observe\n") {
-			t.Errorf("configuration is not in observe mode:\n%s", config)
-		}
-		for _, m := range spec.Containers[0].VolumeMounts {
-			if !m.ReadOnly {
-				t.Errorf("mount %s is writable", m.MountPath)
+	binary, err := build.Product(t.Context(), t.TempDir(), os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	root := filepath.Join(productRoot(t), "deploy")
+	cp := controlplane.StartForTest(t)
+	admin := "--kubeconfig=" + cp.AdminKubeconfig()
+	// A dry run does not make the namespace that the rest is to go into.
+	run(t, nil, kubectl, admin, "apply", "-k", filepath.Join(root, "namespace"))
+	for dir, want := range kustomizations {
+		t.Run(dir, func(t *testing.T) {
+			rendered := run(t, nil, kubectl, "kustomize", filepath.Join(root, dir))
+			ds, config := parse(t, rendered)
+			checkPod(t, &ds)
+			if err := want.also(&ds); err != nil {
+				t.Error(err)
 			}
+			if !strings.Contains(config, "\nmode: "+want.mode+"\n") {
+				t.Errorf("configuration is not in mode %s:\n%s", want.mode, config)
+			}
+			spec, accounts := ds.Spec.Template.Spec, ""
+			if want.identity != "" {
+				identity := run(t, nil, kubectl, "kustomize", filepath.Join(root, want.identity))
+				accounts = serviceAccount(t, identity)
+				run(t, identity, kubectl, admin, "apply", "--dry-run=server", "--validate=strict", "-f", "-")
+			}
+			if spec.ServiceAccountName != accounts || *spec.AutomountServiceAccountToken != (accounts != "") {
+				t.Errorf("it has service account %q, and a token: %t; the identity has %q", spec.ServiceAccountName, *spec.AutomountServiceAccountToken, accounts)
+			}
+			out := run(t, rendered, kubectl, admin, "apply", "--dry-run=server", "--validate=strict", "-f", "-")
+			if !strings.Contains(string(out), "daemonset.apps/"+ds.Name+" created (server dry run)") {
+				t.Errorf("kubectl apply printed\n%s", out)
+			}
+
+			file := filepath.Join(t.TempDir(), "config.yaml")
+			if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			run(t, nil, binary, "config", "check", file)
+			// --help parses the flags that stand before it, and runs nothing.
+			run(t, nil, binary, append(spec.Containers[0].Args, "--help")...)
+		})
+	}
+	for _, dir := range directories(t, root) {
+		if _, ok := kustomizations[dir]; !ok && dir != "namespace" && !strings.HasSuffix(dir, "identity") {
+			t.Errorf("nothing tests deploy/%s", dir)
 		}
+	}
+}
+
+// directories returns those below root that hold a kustomization.
+func directories(t *testing.T, root string) (dirs []string) {
+	t.Helper()
+	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.Name() == "kustomization.yaml" {
+			dir, _ := filepath.Rel(root, filepath.Dir(path)) // path is below root
+			dirs = append(dirs, dir)
+		}
+		return err
 	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dirs
+}
+
+// checkPod checks what every variant must have.
+func checkPod(t *testing.T, ds *appsv1.DaemonSet) {
+	t.Helper()
+	spec := &ds.Spec.Template.Spec
+	c := &spec.Containers[0]
+	if request, limit := c.Resources.Requests.Memory(), c.Resources.Limits.Memory(); limit.IsZero() || !request.Equal(*limit) {
+		t.Errorf("memory: request %s, limit %s", request, limit)
+	}
+	if !slices.ContainsFunc(spec.Tolerations, func(t corev1.Toleration) bool {
+		return t.Operator == corev1.TolerationOpExists && t.Key == "" && t.Effect == ""
+	}) {
+		t.Errorf("it does not tolerate every taint: %+v", spec.Tolerations)
+	}
+	if grace := spec.TerminationGracePeriodSeconds; grace == nil || *grace < 10 {
+		t.Error("it has less than 10 s to end in")
+	}
+	if spec.PriorityClassName != "system-node-critical" || !spec.HostPID || c.LivenessProbe == nil || c.ReadinessProbe == nil {
+		t.Errorf("priority, the host's PIDs or a probe are missing: %+v", spec)
+	}
+	if root := c.SecurityContext.ReadOnlyRootFilesystem; root == nil || !*root {
+		t.Error("the root file system is writable")
+	}
+	for _, m := range c.VolumeMounts {
+		if !m.ReadOnly {
+			t.Errorf("mount %s is writable", m.MountPath)
+		}
+	}
+}
+
+func privileged(ds *appsv1.DaemonSet) error {
+	if s := ds.Spec.Template.Spec.Containers[0].SecurityContext; s.Privileged == nil || !*s.Privileged {
+		return errors.New("it is not privileged")
+	}
+	return nil
+}
+
+func leastPrivileged(ds *appsv1.DaemonSet) error {
+	s := ds.Spec.Template.Spec.Containers[0].SecurityContext
+	if *s.Privileged || *s.AllowPrivilegeEscalation || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault ||
+		!slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) ||
+		!slices.Equal(s.Capabilities.Add, []corev1.Capability{"BPF", "PERFMON", "SYS_NICE"}) {
+		return fmt.Errorf("it may do more, or less: %+v", s)
+	}
+	return nil
+}
+
+func onlyChosenNodes(ds *appsv1.DaemonSet) error {
+	if len(ds.Spec.Template.Spec.NodeSelector) == 0 {
+		return errors.New("it runs on nodes that have a kubelet")
+	}
+	return privileged(ds)
+}
+
+// serviceAccount returns the name of the one among the rendered objects.
+func serviceAccount(t *testing.T, rendered []byte) (name string) {
+	t.Helper()
+	for document := range bytes.SplitSeq(rendered, []byte("\n---\n")) {
+		var object metav1.PartialObjectMetadata
+		if err := yaml.Unmarshal(document, &object); err != nil {
+			t.Fatal(err)
+		}
+		if object.Kind == "ServiceAccount" {
+			name = object.Name
+		}
+	}
+	return name
 }
 
 // parse finds the DaemonSet and its configuration among the rendered objects.
@@ -117,7 +228,7 @@ func parse(t *testing.T, rendered []byte) (ds appsv1.DaemonSet, config string) {
 			config = m.Data["config.yaml"]
 		}
 	}
-	if ds.Name != "nodeprobe" || config == "" || len(ds.Spec.Template.Spec.Containers) != 1 {
+	if !strings.HasPrefix(ds.Name, "nodeprobe") || config == "" || len(ds.Spec.Template.Spec.Containers) != 1 {
 		t.Fatalf("no DaemonSet nodeprobe with one container and a config.yaml in\n%s", rendered)
 	}
 	return ds, config
