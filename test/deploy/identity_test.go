@@ -137,7 +137,11 @@ func (s *stage) config(pod *corev1.Pod) *rest.Config {
 	if pod != nil {
 		request.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}
 	}
-	answer, err := s.cp.Client().CoreV1().ServiceAccounts("nodeprobe").CreateToken(s.t.Context(), "nodeprobe", request, metav1.CreateOptions{})
+	account := "nodeprobe"
+	if pod != nil {
+		account = pod.Spec.ServiceAccountName
+	}
+	answer, err := s.cp.Client().CoreV1().ServiceAccounts("nodeprobe").CreateToken(s.t.Context(), account, request, metav1.CreateOptions{})
 	if err != nil {
 		s.t.Fatal(err)
 	}
