@@ -135,8 +135,10 @@ func (u *Updater) Run(ctx context.Context) error {
 	defer stop()
 	watcher.Go(func() { u.watchNode(watchCtx, seen) })
 
-	timer := time.NewTimer(u.backoff.step())
+	wait := u.backoff.step()
+	timer := time.NewTimer(wait)
 	defer timer.Stop()
+	u.alive(wait)
 	for {
 		select {
 		case <-ctx.Done():
@@ -153,9 +155,16 @@ func (u *Updater) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		timer.Reset(u.step(ctx))
+		u.alive(0)
+		wait = u.step(ctx)
+		u.alive(wait)
+		timer.Reset(wait)
 	}
 }
+
+// alive tells that Run goes on, and will after a wait and one attempt, to register
+// or to post: that is up to four calls, and setters that may ask a name server.
+func (u *Updater) alive(wait time.Duration) { u.cfg.Alive(wait + 4*u.cfg.Timeout + 10*time.Second) }
 
 // Post posts what there is to say, now and in one attempt, after Run has returned.
 // It does nothing if the Node is not known.

@@ -28,6 +28,7 @@ type daemon struct {
 	writer     writer // nil where there is no API server
 	oom        *oomReporter
 	mounts     *mountReporter
+	supervisor *supervisor // nil if nobody wants to hear
 	registry   *prometheus.Registry
 	log        *slog.Logger
 
@@ -43,6 +44,9 @@ type writer interface {
 	check(ctx context.Context, first *probe.Snapshot) error
 	// start starts the tasks.
 	start(ctx context.Context, tasks *errgroup.Group)
+	// alive returns why what start started does not go on, be there an API server or
+	// not.
+	alive() error
 	// readyChecks say whether the API server hears of us.
 	readyChecks() []check
 	// report adds what was written to a report.
@@ -97,6 +101,7 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 		record: record, log: log,
 	}
 	d.mounts = &mountReporter{record: record, log: log}
+	d.superviseBy(newSupervisor(log), cfg.Mode, p.nodeName)
 	return d, nil
 }
 
@@ -145,6 +150,9 @@ func (d *daemon) run(ctx context.Context, listener net.Listener) error {
 	if listener != nil {
 		server := newServer(d.registry, d.liveChecks(), d.readyChecks(), d.log, d.pageRoutes()...)
 		tasks.Go(func() error { return serve(ctx, server, listener) })
+	}
+	if d.supervisor != nil {
+		tasks.Go(func() error { return d.supervisor.Run(ctx) })
 	}
 	return tasks.Wait()
 }
