@@ -25,6 +25,7 @@ type Updater struct {
 	once  sync.Once               // closes registered
 	node  atomic.Pointer[v1.Node] // last known; written by Run alone, and never changed once stored
 	doubt atomic.Bool             // node may be out of date: read it before the next post
+	plans atomic.Pointer[Plan]    // what Change was told last
 	ok    atomic.Pointer[error]   // of the latest pass
 	last  atomic.Pointer[Posted]  // the latest patch that the API server took
 
@@ -242,6 +243,7 @@ func (u *Updater) lost() {
 
 // step does what is due now, and returns how long to wait for the next step.
 func (u *Updater) step(ctx context.Context) time.Duration {
+	u.change()
 	if err := u.cfg.Allow(u.Node()); err != nil {
 		u.result(err)
 		return u.cfg.UpdateFrequency

@@ -150,6 +150,22 @@ proxy that adds a prefix to the path, all of this works as well.
 SIGINT and SIGTERM stop run: what it serves ends, its programs are detached, and
 what it last posted stays. A second one ends it at once.
 
+SIGHUP reloads the configuration, as does a change of its files within a minute:
+
+	thresholds, reservations, intervals, logLevel   are in force at once
+	other fields                                    need a restart; the log names them
+	a mistake                                       changes nothing; the log says where
+
+The BPF programs stay attached, and a condition that is held stays held.
+
+# As a service
+
+Started with NOTIFY_SOCKET, as by systemd with Type=notify-reload, run tells when
+it is ready (the first sample is taken, and no kubelet is alive), reloads and
+stops; what systemctl status shows; and with WatchdogSec, that it is alive. It is
+while samples come and its writers go on trying: an API server that is away is no
+reason to be killed.
+
 # Files
 
 	/etc/nodeprobe/config.yaml          by convention; see --config

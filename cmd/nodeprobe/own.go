@@ -131,10 +131,15 @@ func (o *owner) check(ctx context.Context, first *probe.Snapshot) error {
 	if err := o.guard.start(ctx, o.client.nodes, o.client.leases, o.nodeName); err != nil {
 		return err
 	}
-	if err := checkReserved(o.reserved, o.sysfs); err != nil {
+	return o.checkResources(o.reserved, o.resources, first)
+}
+
+// checkResources says whether there is as much as is reserved.
+func (o *owner) checkResources(reserved cpuset.CPUSet, resources *status.Resources, s *probe.Snapshot) error {
+	if err := checkReserved(reserved, o.sysfs); err != nil {
 		return err
 	}
-	return o.resources.Check(&first.Capacity)
+	return resources.Check(&s.Capacity)
 }
 
 // start starts the writers.

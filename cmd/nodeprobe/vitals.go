@@ -46,5 +46,8 @@ func (d *daemon) statusLine(mode, node string) string {
 			fmt.Fprintf(&b, "; %s: %v", c.name, err)
 		}
 	}
+	if d.reloader.refused() {
+		b.WriteString("; the configuration is refused, see the log")
+	}
 	return oneLine(b.String(), mostRunes)
 }

@@ -24,6 +24,7 @@ func (d *daemon) observe(s *probe.Snapshot) time.Duration {
 	if s.Time.Sub(d.refreshed) >= refreshInterval {
 		d.refreshed = s.Time
 		d.notifier.Refresh()
+		d.reloader.look()
 	}
 	return next
 }
