@@ -131,9 +131,6 @@ func (d *daemon) run(ctx context.Context, listener net.Listener) error {
 	d.warnThresholds(d.thresholds, first)
 
 	settle := time.AfterFunc(trimAfter, func() {
-		if err := relax(); err != nil {
-			d.log.Debug("timers are not put off", "err", err)
-		}
 		if err := trim(); err != nil {
 			d.log.Debug("memory of the start is not given back", "err", err)
 		}

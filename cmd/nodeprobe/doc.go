@@ -166,6 +166,16 @@ stops; what systemctl status shows; and with WatchdogSec, that it is alive. It i
 while samples come and its writers go on trying: an API server that is away is no
 reason to be killed.
 
+# Privileges
+
+Once its programs are attached and its port is bound, run gives up in all threads
+every capability that it will not need again (dropCapabilities). The log and
+preflight tell what is kept, if there:
+
+	CAP_DAC_READ_SEARCH   to look into what belongs to others
+	CAP_SYS_RESOURCE      to hear of stalls within half a second rather than 2 s
+	CAP_BPF               where the kernel (before 5.19) wants it for other limits
+
 # Files
 
 	/etc/nodeprobe/config.yaml          by convention; see --config

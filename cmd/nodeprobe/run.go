@@ -104,6 +104,12 @@ func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, files co
 		return err
 	}
 	defer d.close()
+	if err := relax(); err != nil {
+		log.Debug("timers are not put off", "err", err)
+	}
+	if cfg.DropCapabilities {
+		d.dropPrivileges()
+	}
 	d.reloader = newReloader(d, files, cfg, level, d.registry)
 	if !live { // or else it is the terminal that is gone
 		defer d.reloader.onHangup()()
