@@ -144,6 +144,8 @@ proxy that adds a prefix to the path, all of this works as well.
 	1   the work could not be done
 	2   the command line or the configuration is wrong
 	3   snapshot, preflight: something could not be read; the rest is printed
+	4   run, mode own: a kubelet is alive. Who starts nodeprobe again and again
+	    would have it take over when that kubelet dies, and hide it.
 
 # Signals
 

@@ -129,7 +129,7 @@ func newOwner(cfg *config, p *policy, paths paths, sampler *probe.Sampler, monit
 // or more is reserved than there is.
 func (o *owner) check(ctx context.Context, first *probe.Snapshot) error {
 	if err := o.guard.start(ctx, o.client.nodes, o.client.leases, o.nodeName); err != nil {
-		return err
+		return &exitError{exitOccupied, err}
 	}
 	return o.checkResources(o.reserved, o.resources, first)
 }
