@@ -46,6 +46,10 @@ type Config struct {
 	// may be gone too. It must not wait for the Heartbeater. Optional.
 	OnLost func()
 
+	// Alive is called as Run goes on, with the time in which it will be again
+	// unless Run is stuck. It goes on without an API server, too. Optional.
+	Alive func(within time.Duration)
+
 	// OnForeign is called once per renewal of somebody else's that is noticed. It
 	// must not wait for the Heartbeater. Optional.
 	OnForeign func(State)
@@ -80,6 +84,9 @@ func (c Config) validate() error {
 func (c Config) withDefaults() Config {
 	if c.Timeout == 0 {
 		c.Timeout = min(10*time.Second, c.Duration)
+	}
+	if c.Alive == nil {
+		c.Alive = func(time.Duration) {}
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

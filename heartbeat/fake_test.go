@@ -69,7 +69,10 @@ func (a *fakeAPI) do(ctx context.Context, verb string, act func() error) error {
 		return ctx.Err()
 	}
 	if latency > 0 {
-		sleep(ctx, latency)
+		select {
+		case <-time.After(latency):
+		case <-ctx.Done():
+		}
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}

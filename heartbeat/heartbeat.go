@@ -94,7 +94,7 @@ func (h *Heartbeater) Run(ctx context.Context) error {
 	interval := h.config.Duration / 4
 	for ctx.Err() == nil {
 		h.sync(ctx)
-		sleep(ctx, interval+time.Duration(rand.Float64()*jitterFactor*float64(interval)))
+		h.sleep(ctx, interval+time.Duration(rand.Float64()*jitterFactor*float64(interval)))
 	}
 	return context.Cause(ctx)
 }
@@ -156,7 +156,7 @@ func (h *Heartbeater) update(ctx context.Context) error {
 			h.config.OnFailure()
 		}
 		if delay := asked(err); delay > 0 {
-			sleep(ctx, delay)
+			h.sleep(ctx, delay)
 		}
 	}
 	if apierrors.IsConflict(err) {
@@ -168,6 +168,7 @@ func (h *Heartbeater) update(ctx context.Context) error {
 }
 
 func (h *Heartbeater) tryUpdate(ctx context.Context) error {
+	h.alive(0)
 	next, err := h.build(ctx, h.lease)
 	if err != nil {
 		return err
@@ -188,7 +189,7 @@ func (h *Heartbeater) ensure(ctx context.Context) (created bool, err error) {
 		}
 		wait := max(delay, asked(err))
 		h.report(ResultFailure, err, "retry", wait)
-		sleep(ctx, wait)
+		h.sleep(ctx, wait)
 		if ctx.Err() != nil {
 			return false, context.Cause(ctx)
 		}
@@ -196,6 +197,7 @@ func (h *Heartbeater) ensure(ctx context.Context) (created bool, err error) {
 }
 
 func (h *Heartbeater) tryEnsure(ctx context.Context) (created bool, err error) {
+	h.alive(0)
 	lease, err := h.get(ctx)
 	switch {
 	case err == nil:
@@ -344,8 +346,15 @@ func asked(err error) time.Duration {
 	return min(time.Duration(seconds)*time.Second, longestDelay)
 }
 
+// alive tells that Run goes on, and will after a wait and one try: that is up to
+// three calls.
+func (h *Heartbeater) alive(wait time.Duration) {
+	h.config.Alive(wait + 3*h.config.Timeout + 10*time.Second)
+}
+
 // sleep returns after d or when ctx ends.
-func sleep(ctx context.Context, d time.Duration) {
+func (h *Heartbeater) sleep(ctx context.Context, d time.Duration) {
+	h.alive(d)
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {

@@ -85,6 +85,7 @@ nodeprobe_sampler_wakeups_total{cause="event"} 0
 nodeprobe_sampler_wakeups_total{cause="limits"} 0
 nodeprobe_sampler_wakeups_total{cause="mounts"} 0
 nodeprobe_sampler_wakeups_total{cause="near"} 0
+nodeprobe_sampler_wakeups_total{cause="reload"} 0
 nodeprobe_sampler_wakeups_total{cause="stall"} 0
 nodeprobe_sampler_wakeups_total{cause="tick"} 0
 nodeprobe_sampler_wakeups_total{cause="view"} 0

@@ -54,6 +54,7 @@ const (
 	CauseCgroup              // the pods' cgroup ran into a limit
 	CauseLimits              // somebody has set how many tasks there may be
 	CauseView                // somebody is looking at a live table
+	CauseReload              // there are other limits, or another interval
 
 	// NumCauses is the length of an array indexed by Cause.
 	NumCauses = int(iota)
@@ -61,7 +62,7 @@ const (
 
 // String returns the name used in metrics.
 func (c Cause) String() string {
-	return [NumCauses]string{"tick", "near", "event", "stall", "mounts", "cgroup", "limits", "view"}[c]
+	return [NumCauses]string{"tick", "near", "event", "stall", "mounts", "cgroup", "limits", "view", "reload"}[c]
 }
 
 // machineInterval is how often the facts are re-read that rarely change. Their
@@ -88,6 +89,8 @@ type Sampler struct {
 	causes  [NumCauses]atomic.Uint64
 	remount atomic.Bool            // the next sample looks up the mounts
 	images  atomic.Pointer[string] // what ImagesAt was told last
+
+	interval atomic.Int64 // a Duration
 
 	current     Snapshot // owned by the goroutine that calls Sample
 	machineRead time.Time
@@ -149,6 +152,7 @@ func New(cfg Config) (*Sampler, error) {
 		vmstat: newHotFile(filepath.Join(cfg.Procfs, "vmstat")),
 		wake:   make(chan Cause, 1),
 	}
+	s.interval.Store(int64(cfg.Interval))
 	s.vmstatTable = []tableKey{{name: "oom_kill", value: &s.oomKills}}
 	var err error
 	if s.metrics, err = newMetrics(cfg.Registerer, s); err != nil {
@@ -165,6 +169,12 @@ func (s *Sampler) ImagesAt(dir string) {
 		s.Wake(CauseMounts)
 	}
 }
+
+// Interval is the time between two samples that nothing else asked for.
+func (s *Sampler) Interval() time.Duration { return time.Duration(s.interval.Load()) }
+
+// SetInterval changes it, from the next sample on.
+func (s *Sampler) SetInterval(d time.Duration) { s.interval.Store(int64(d)) }
 
 func (c *Config) cgroupfs() string { return filepath.Join(c.Sysfs, "fs/cgroup") }
 
@@ -279,14 +289,14 @@ func (s *Sampler) Run(ctx context.Context, observe func(*Snapshot) (next time.Du
 	s.mu.Lock()
 	s.started = time.Now()
 	s.mu.Unlock()
-	timer := time.NewTimer(s.cfg.Interval)
+	timer := time.NewTimer(s.Interval())
 	defer timer.Stop()
 	for cause := CauseTick; ; {
 		s.causes[cause].Add(1)
 		snap := s.Sample()
 		next, due := observe(snap), CauseNear
-		if next <= 0 || next >= s.cfg.Interval {
-			next, due = s.cfg.Interval, CauseTick
+		if interval := s.Interval(); next <= 0 || next >= interval {
+			next, due = interval, CauseTick
 		}
 		// Counted from where the sample began, but a machine that is slow to
 		// answer is not asked all the time.
@@ -330,7 +340,7 @@ var errNoSample = errors.New("no sample yet")
 func (s *Sampler) Healthy() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now, most := time.Now(), 3*s.cfg.Interval+2*s.cfg.StatfsTimeout
+	now, most := time.Now(), 3*s.Interval()+2*s.cfg.StatfsTimeout
 	if s.last.Time.IsZero() {
 		if s.started.IsZero() || now.Sub(s.started) < most {
 			return errNoSample

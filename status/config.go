@@ -32,6 +32,9 @@ type Config struct {
 	// OnFailure is called at each failure to post but the first of a pass: the
 	// connection may be half dead.
 	OnFailure func()
+	// Alive is called as Run goes on, with the time in which it will be again
+	// unless Run is stuck. It goes on without an API server, too.
+	Alive func(within time.Duration)
 
 	// Record is told each Event that a change of the Node is worth, once the API
 	// server has taken the change. It must not block.
@@ -99,6 +102,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Seen == nil {
 		c.Seen = func(*v1.Node) {}
+	}
+	if c.Alive == nil {
+		c.Alive = func(time.Duration) {}
 	}
 	if c.Record == nil {
 		c.Record = func(string, string, string) {}

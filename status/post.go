@@ -53,6 +53,7 @@ func (u *Updater) pass(ctx context.Context) (wait time.Duration, err error) {
 // try makes one attempt to post, and returns how long to wait for the next pass.
 // Of all attempts of a pass only the first is paced; paid says that it was.
 func (u *Updater) try(ctx context.Context, paid *bool) (wait time.Duration, err error) {
+	u.alive(0)
 	if err := u.refresh(ctx); err != nil {
 		return 0, err
 	}

@@ -25,6 +25,7 @@ type Updater struct {
 	once  sync.Once               // closes registered
 	node  atomic.Pointer[v1.Node] // last known; written by Run alone, and never changed once stored
 	doubt atomic.Bool             // node may be out of date: read it before the next post
+	plans atomic.Pointer[Plan]    // what Change was told last
 	ok    atomic.Pointer[error]   // of the latest pass
 	last  atomic.Pointer[Posted]  // the latest patch that the API server took
 
@@ -135,8 +136,10 @@ func (u *Updater) Run(ctx context.Context) error {
 	defer stop()
 	watcher.Go(func() { u.watchNode(watchCtx, seen) })
 
-	timer := time.NewTimer(u.backoff.step())
+	wait := u.backoff.step()
+	timer := time.NewTimer(wait)
 	defer timer.Stop()
+	u.alive(wait)
 	for {
 		select {
 		case <-ctx.Done():
@@ -153,9 +156,16 @@ func (u *Updater) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		timer.Reset(u.step(ctx))
+		u.alive(0)
+		wait = u.step(ctx)
+		u.alive(wait)
+		timer.Reset(wait)
 	}
 }
+
+// alive tells that Run goes on, and will after a wait and one attempt, to register
+// or to post: that is up to four calls, and setters that may ask a name server.
+func (u *Updater) alive(wait time.Duration) { u.cfg.Alive(wait + 4*u.cfg.Timeout + 10*time.Second) }
 
 // Post posts what there is to say, now and in one attempt, after Run has returned.
 // It does nothing if the Node is not known.
@@ -233,6 +243,7 @@ func (u *Updater) lost() {
 
 // step does what is due now, and returns how long to wait for the next step.
 func (u *Updater) step(ctx context.Context) time.Duration {
+	u.change()
 	if err := u.cfg.Allow(u.Node()); err != nil {
 		u.result(err)
 		return u.cfg.UpdateFrequency

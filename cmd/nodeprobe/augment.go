@@ -23,6 +23,7 @@ type augmenter struct {
 	recorder *status.Recorder // nil where nothing is written
 	leaving  atomic.Bool      // the conditions are to be removed
 	remove   bool             // when we are told to stop
+	pulse    pulse            // of the updater
 	log      *slog.Logger
 }
 
@@ -34,7 +35,7 @@ func newAugmenter(cfg *config, p *policy, monitor *monitor, log *slog.Logger, re
 	}
 	const timeout = 10 * time.Second
 	writes := cfg.Mode == modeAugment
-	a := &augmenter{remove: writes && cfg.ConditionsOnExit == "remove", log: log}
+	a := &augmenter{remove: writes && cfg.ConditionsOnExit == "remove", pulse: pulse{name: "node conditions"}, log: log}
 	shadow := status.NewShadow(reg)
 	monitor.compare = shadow.Ours
 	a.updater, err = status.New(status.Config{
@@ -51,6 +52,7 @@ func newAugmenter(cfg *config, p *policy, monitor *monitor, log *slog.Logger, re
 		ReadOnly:        !writes,
 		Record:          a.record,
 		OnFailure:       client.reconnect,
+		Alive:           a.pulse.beat,
 		UpdateFrequency: time.Minute, ReportFrequency: cfg.ConditionHeartbeat,
 		Logger: log, Registerer: reg,
 	})

@@ -28,6 +28,8 @@ type daemon struct {
 	writer     writer // nil where there is no API server
 	oom        *oomReporter
 	mounts     *mountReporter
+	supervisor *supervisor // nil if nobody wants to hear
+	reloader   *reloader   // nil if the configuration stays
 	registry   *prometheus.Registry
 	log        *slog.Logger
 
@@ -43,6 +45,11 @@ type writer interface {
 	check(ctx context.Context, first *probe.Snapshot) error
 	// start starts the tasks.
 	start(ctx context.Context, tasks *errgroup.Group)
+	// change has another configuration taken over, all of it or nothing.
+	change(cfg *config, p *policy, s *probe.Snapshot) error
+	// alive returns why what start started does not go on, be there an API server or
+	// not.
+	alive() error
 	// readyChecks say whether the API server hears of us.
 	readyChecks() []check
 	// report adds what was written to a report.
@@ -97,6 +104,7 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 		record: record, log: log,
 	}
 	d.mounts = &mountReporter{record: record, log: log}
+	d.superviseBy(newSupervisor(log), cfg.Mode, p.nodeName)
 	return d, nil
 }
 
@@ -120,14 +128,9 @@ func (d *daemon) run(ctx context.Context, listener net.Listener) error {
 		}
 	}
 	d.observe(first)
-	for _, err := range checkThresholds(d.thresholds, first) {
-		d.log.Warn("threshold makes no sense on this machine", "err", err)
-	}
+	d.warnThresholds(d.thresholds, first)
 
 	settle := time.AfterFunc(trimAfter, func() {
-		if err := relax(); err != nil {
-			d.log.Debug("timers are not put off", "err", err)
-		}
 		if err := trim(); err != nil {
 			d.log.Debug("memory of the start is not given back", "err", err)
 		}
@@ -146,7 +149,19 @@ func (d *daemon) run(ctx context.Context, listener net.Listener) error {
 		server := newServer(d.registry, d.liveChecks(), d.readyChecks(), d.log, d.pageRoutes()...)
 		tasks.Go(func() error { return serve(ctx, server, listener) })
 	}
+	if d.reloader != nil {
+		tasks.Go(func() error { return d.reloader.Run(ctx) })
+	}
+	if d.supervisor != nil {
+		tasks.Go(func() error { return d.supervisor.Run(ctx) })
+	}
 	return tasks.Wait()
+}
+
+func (d *daemon) warnThresholds(thresholds []pressure.Threshold, s *probe.Snapshot) {
+	for _, err := range checkThresholds(thresholds, s) {
+		d.log.Warn("threshold makes no sense on this machine", "err", err)
+	}
 }
 
 // checkThresholds says which thresholds would make a condition stay as it is for

@@ -144,11 +144,39 @@ proxy that adds a prefix to the path, all of this works as well.
 	1   the work could not be done
 	2   the command line or the configuration is wrong
 	3   snapshot, preflight: something could not be read; the rest is printed
+	4   run, mode own: a kubelet is alive. Who starts nodeprobe again and again
+	    would have it take over when that kubelet dies, and hide it.
 
 # Signals
 
 SIGINT and SIGTERM stop run: what it serves ends, its programs are detached, and
 what it last posted stays. A second one ends it at once.
+
+SIGHUP reloads the configuration, as does a change of its files within a minute:
+
+	thresholds, reservations, intervals, logLevel   are in force at once
+	other fields                                    need a restart; the log names them
+	a mistake                                       changes nothing; the log says where
+
+The BPF programs stay attached, and a condition that is held stays held.
+
+# As a service
+
+Started with NOTIFY_SOCKET, as by systemd with Type=notify-reload, run tells when
+it is ready (the first sample is taken, and no kubelet is alive), reloads and
+stops; what systemctl status shows; and with WatchdogSec, that it is alive. It is
+while samples come and its writers go on trying: an API server that is away is no
+reason to be killed.
+
+# Privileges
+
+Once its programs are attached and its port is bound, run gives up in all threads
+every capability that it will not need again (dropCapabilities). The log and
+preflight tell what is kept, if there:
+
+	CAP_DAC_READ_SEARCH   to look into what belongs to others
+	CAP_SYS_RESOURCE      to hear of stalls within half a second rather than 2 s
+	CAP_BPF               where the kernel (before 5.19) wants it for other limits
 
 # Files
 

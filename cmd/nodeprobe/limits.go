@@ -32,21 +32,22 @@ type kernelLimits struct {
 	stale atomic.Bool
 
 	// Owned by the goroutine that samples.
-	wanted  []bpf.Watch // by the latest snapshot, without descriptors
-	of      []int       // the estimate that each is for
-	armed   []bpf.Watch // in force, without descriptors
-	armedOf []int       // the estimate that each of those that could be opened is for
-	watched []bool      // of each estimate
-	drift   []drift     // of each estimate
-	ahead   []bool      // of each estimate: see compare
-	relied  []bool      // what update returns
-	since   time.Time   // for which something has been ahead
-	hurry   bool        // the kernel is to say at once when what is ahead is back
-	hurried time.Time   // when that began last
-	level   bpf.Levels
-	paths   [2]string // of the filesystems that are watched
-	at      time.Time
-	logged  string
+	thresholds []pressure.Threshold // that the rest is about
+	wanted     []bpf.Watch          // by the latest snapshot, without descriptors
+	of         []int                // the estimate that each is for
+	armed      []bpf.Watch          // in force, without descriptors
+	armedOf    []int                // the estimate that each of those that could be opened is for
+	watched    []bool               // of each estimate
+	drift      []drift              // of each estimate
+	ahead      []bool               // of each estimate: see compare
+	relied     []bool               // what update returns
+	since      time.Time            // for which something has been ahead
+	hurry      bool                 // the kernel is to say at once when what is ahead is back
+	hurried    time.Time            // when that began last
+	level      bpf.Levels
+	paths      [2]string // of the filesystems that are watched
+	at         time.Time
+	logged     string
 }
 
 // rearmInterval is how often the watches are set anew although nothing is known
@@ -58,9 +59,8 @@ const rearmInterval = time.Minute
 // reported what the sample does not bear out, there should be another sample after
 // again, which is 0 otherwise: two CPUs may know of a task at different times.
 func (k *kernelLimits) update(s *probe.Snapshot, estimates []pressure.Estimate, verdicts []pressure.Verdict) (reported []bool, again time.Duration) {
-	if k.watched == nil {
-		n := len(estimates)
-		k.watched, k.drift, k.ahead, k.relied = make([]bool, n), make([]drift, n), make([]bool, n), make([]bool, n)
+	if !k.knows(estimates) {
+		k.begin(estimates)
 	}
 	again = k.compare(s.Time, estimates, verdicts)
 	k.arm(s, estimates)
@@ -68,6 +68,27 @@ func (k *kernelLimits) update(s *probe.Snapshot, estimates []pressure.Estimate, 
 		k.relied[i] = k.watched[i] && !k.ahead[i]
 	}
 	return k.relied, again
+}
+
+// knows says whether the estimates are for the thresholds that there were.
+func (k *kernelLimits) knows(estimates []pressure.Estimate) bool {
+	return k.watched != nil && slices.EqualFunc(k.thresholds, estimates, func(t pressure.Threshold, e pressure.Estimate) bool {
+		return t == e.Threshold
+	})
+}
+
+// begin forgets what was known about other thresholds. What the kernel watches
+// stays in force until it is told anew.
+func (k *kernelLimits) begin(estimates []pressure.Estimate) {
+	n := len(estimates)
+	k.thresholds = make([]pressure.Threshold, n)
+	for i := range estimates {
+		k.thresholds[i] = estimates[i].Threshold
+	}
+	k.watched, k.drift, k.ahead, k.relied = make([]bool, n), make([]drift, n), make([]bool, n), make([]bool, n)
+	k.armed, k.armedOf = nil, nil
+	k.since, k.hurry = time.Time{}, false
+	k.stale.Store(true)
 }
 
 const (

@@ -60,9 +60,10 @@ func (s *limitsScene) seen(l *bpf.Levels) {
 		return
 	}
 	_, of := watches(nil, nil, &s.snapshot, s.estimates)
-	for i, e := range of {
+	told := s.calls[len(s.calls)-1]
+	for i, e := range of[:min(len(of), len(told))] {
 		l.Watches[i].Value = s.snapshot.Signals[s.estimates[e].Signal].Available + s.drift
-		if s.calls[len(s.calls)-1][i].Figure == bpf.FreeBytes {
+		if told[i].Figure == bpf.FreeBytes {
 			l.Watches[i].Value += s.snapshot.NodeFs.Reserved
 		}
 	}
@@ -316,6 +317,44 @@ func TestSilentReturnIsPolled(t *testing.T) {
 		s.estimates[1].Headroom, s.verdicts[pressure.DiskPressure].Status, s.edges = step.headroom, step.status, step.edges
 		if got, want := s.after(time.Second), []bool{false, step.want, true}; !slices.Equal(got, want) {
 			t.Errorf("%s: watched %v, want %v", step.name, got, want)
+		}
+	}
+}
+
+// Other thresholds, be they as many or not, are put to the kernel at once, and what
+// it said of the old ones counts no more.
+func TestChangedLimits(t *testing.T) {
+	s := newLimitsScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5Gi", "pid.available": "5%"}})
+	s.edges = 1 // though the sample of the first look is as good as the limit
+	s.snapshot.Signals[probe.MemoryAvailable].Available = 5 * gi
+	s.estimates[0].Headroom = 0
+	s.after(0)
+	if s.after(time.Second); !s.ahead[0] {
+		t.Fatal("the kernel is not ahead of the sample")
+	}
+	for _, hard := range []map[string]string{
+		{"memory.available": "1Gi", "pid.available": "5%"},
+		{"memory.available": "1Gi", "nodefs.available": "5%", "pid.available": "5%"},
+		{"pid.available": "7%"},
+		{},
+	} {
+		thresholds, _, err := pressure.Parse(pressure.Config{Hard: hard})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.estimates = slices.Clone(pressure.NewForecaster(thresholds).Observe(&s.snapshot))
+		calls := len(s.calls)
+		s.edges = 0
+		watched := s.after(time.Millisecond)
+		if len(s.calls) != calls+1 || len(watched) != len(hard) || slices.Contains(watched, false) {
+			t.Errorf("%v: %d calls, watched %v", hard, len(s.calls)-calls, watched)
+			continue
+		}
+		if got := s.calls[calls]; len(got) != len(hard) {
+			t.Errorf("%v: told to watch %+v", hard, got)
+		}
+		if s.after(time.Millisecond); len(s.calls) != calls+1 {
+			t.Errorf("%v: told again", hard)
 		}
 	}
 }

@@ -20,6 +20,7 @@ const (
 	exitFailed     = 1 // the command could not do its work
 	exitUsage      = 2 // the command line or the configuration is wrong
 	exitIncomplete = 3 // snapshot, preflight: something could not be read
+	exitOccupied   = 4 // run: somebody else looks after the node; not to be tried again and again
 )
 
 // exitError is an error with an exit code of its own.

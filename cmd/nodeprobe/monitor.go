@@ -98,6 +98,17 @@ func (m *monitor) observe(s *probe.Snapshot) (next time.Duration) {
 	return next
 }
 
+// change has other thresholds, another transition period and another interval
+// taken over by the next snapshot.
+func (m *monitor) change(cfg *config, p *policy) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.transition, m.interval = cfg.EvictionPressureTransitionPeriod, cfg.SampleInterval
+	m.evaluator.Change(p.thresholds, m.transition)
+	m.forecaster.Change(p.thresholds)
+	m.estimates = slices.Clone(m.forecaster.Observe(&m.snapshot))
+}
+
 // polled returns the estimates of limits that nothing but samples can tell of.
 func (m *monitor) polled(s *probe.Snapshot) (left []pressure.Estimate, again time.Duration) {
 	if m.watch == nil {

@@ -46,6 +46,7 @@ type owner struct {
 	lastWord  string // of the Ready condition; "" for none
 	monitor   *monitor
 	sampler   *probe.Sampler
+	pulses    [2]pulse // of the updater and the heartbeater
 	log       *slog.Logger
 }
 
@@ -60,6 +61,7 @@ func newOwner(cfg *config, p *policy, paths paths, sampler *probe.Sampler, monit
 		client: client, guard: newGuard(duration, log, reg),
 		nodeName: p.nodeName, resources: &p.resources, reserved: p.reserved, sysfs: paths.sysfs, lastWord: cfg.LastWord,
 		monitor: monitor, sampler: sampler, mostImages: int(cfg.NodeStatusMaxImages), configured: p.volumeLimits, log: log,
+		pulses: [2]pulse{{name: "node status"}, {name: "heartbeat"}},
 	}
 	if o.runtime, err = newRuntime(cfg, paths, log, reg); err != nil {
 		return nil, err
@@ -76,6 +78,7 @@ func newOwner(cfg *config, p *policy, paths paths, sampler *probe.Sampler, monit
 	statusCfg.Allow = o.guard.allow
 	statusCfg.Record = o.record
 	statusCfg.OnFailure = client.reconnect
+	statusCfg.Alive = o.pulses[0].beat
 	statusCfg.Logger, statusCfg.Registerer = log, reg
 	if o.updater, err = status.New(statusCfg); err != nil {
 		return nil, fmt.Errorf("set up node status: %w", err)
@@ -105,6 +108,7 @@ func newOwner(cfg *config, p *policy, paths paths, sampler *probe.Sampler, monit
 		OnForeign:  o.guard.renewed,
 		Owner:      o.updater.Owner,
 		OnFailure:  client.reconnect,
+		Alive:      o.pulses[1].beat,
 		OnLost:     o.updater.Recheck,
 		Logger:     log,
 		Registerer: reg,
@@ -125,12 +129,17 @@ func newOwner(cfg *config, p *policy, paths paths, sampler *probe.Sampler, monit
 // or more is reserved than there is.
 func (o *owner) check(ctx context.Context, first *probe.Snapshot) error {
 	if err := o.guard.start(ctx, o.client.nodes, o.client.leases, o.nodeName); err != nil {
+		return &exitError{exitOccupied, err}
+	}
+	return o.checkResources(o.reserved, o.resources, first)
+}
+
+// checkResources says whether there is as much as is reserved.
+func (o *owner) checkResources(reserved cpuset.CPUSet, resources *status.Resources, s *probe.Snapshot) error {
+	if err := checkReserved(reserved, o.sysfs); err != nil {
 		return err
 	}
-	if err := checkReserved(o.reserved, o.sysfs); err != nil {
-		return err
-	}
-	return o.resources.Check(&first.Capacity)
+	return resources.Check(&s.Capacity)
 }
 
 // start starts the writers.

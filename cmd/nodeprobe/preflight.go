@@ -111,6 +111,7 @@ func preflight(ctx context.Context, cfg *config, paths paths) ([]finding, error)
 		}
 		findings = append(findings, findRuntime(runtime))
 	}
+	findings = append(findings, findPrivileges(cfg.DropCapabilities, sensor.Refresh))
 	if cfg.BPF == "off" {
 		return append(findings, finding{"BPF programs", outcomeOff, bpf.ErrDisabled.Error(), "set bpf to auto"}), nil
 	}

@@ -43,8 +43,9 @@ func newRunCommand(p *paths) *cobra.Command {
 		Short: "Watch the node until told to stop",
 		Long: `Watch the node until told to stop.
 
-SIGINT and SIGTERM end it with exit code 0; a second one ends it at once. Flags
-win over the configuration file, and that over a kubelet's.`,
+SIGINT and SIGTERM end it with exit code 0; a second one ends it at once. SIGHUP
+reloads the configuration, unless there is a live table. Flags win over the
+configuration file, and that over a kubelet's.`,
 		Args: usage(cobra.NoArgs),
 	}
 	flags := cmd.Flags()
@@ -64,17 +65,18 @@ win over the configuration file, and that over a kubelet's.`,
 				settings = append(settings, setting{flag: o.flag, field: o.field, value: values[i], target: o.target})
 			}
 		}
-		cfg, policy, err := loadConfig(file, kubelet, settings...)
+		files := configFiles{own: file, kubelet: kubelet, settings: settings}
+		cfg, policy, err := files.load()
 		if err != nil {
 			return &exitError{exitUsage, err}
 		}
 		live := table == "on" || table == "auto" && isTerminal(cmd.OutOrStdout())
-		return runDaemon(cmd, &cfg, policy, *p, live)
+		return runDaemon(cmd, &cfg, policy, *p, files, live)
 	}
 	return cmd
 }
 
-func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, live bool) error {
+func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, files configFiles, live bool) error {
 	makeThreads(spareThreads + runtime.GOMAXPROCS(0))
 	ctx, logs := cmd.Context(), cmd.ErrOrStderr()
 	var screen *screen
@@ -82,14 +84,11 @@ func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, live boo
 		screen = newScreen(cmd.OutOrStdout())
 		logs = screen.logs()
 	}
-	log := newLogger(logs, cfg.LogFormat, p.logLevel)
+	level := new(slog.LevelVar)
+	level.Set(p.logLevel)
+	log := newLogger(logs, cfg.LogFormat, level)
 	klog.SetSlogLogger(slog.New(chatter{log.Handler()})) // client-go logs there
-	for _, n := range p.notes {
-		log.Info("configuration", "note", n.String())
-	}
-	for _, r := range p.remarks {
-		log.Log(ctx, r.level, "kubelet configuration", "note", r.String())
-	}
+	logNotes(log, p)
 	var listener net.Listener
 	address := ""
 	if cfg.WebListenAddress != "" {
@@ -105,6 +104,16 @@ func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, live boo
 		return err
 	}
 	defer d.close()
+	if err := relax(); err != nil {
+		log.Debug("timers are not put off", "err", err)
+	}
+	if cfg.DropCapabilities {
+		d.dropPrivileges()
+	}
+	d.reloader = newReloader(d, files, cfg, level, d.registry)
+	if !live { // or else it is the terminal that is gone
+		defer d.reloader.onHangup()()
+	}
 	log.Info("nodeprobe is running", "version", release, "mode", cfg.Mode, "node", p.nodeName, "listen", address)
 	if screen != nil {
 		stop := screen.start(func(w io.Writer) { d.writeScreen(w, address) }, func() { d.sampler.Wake(probe.CauseView) })
@@ -117,7 +126,17 @@ func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, live boo
 	return nil
 }
 
-func newLogger(w io.Writer, format string, level slog.Level) *slog.Logger {
+// logNotes says what is worth knowing about a configuration.
+func logNotes(log *slog.Logger, p *policy) {
+	for _, n := range p.notes {
+		log.Info("configuration", "note", n.String())
+	}
+	for _, r := range p.remarks {
+		log.Log(context.Background(), r.level, "kubelet configuration", "note", r.String())
+	}
+}
+
+func newLogger(w io.Writer, format string, level slog.Leveler) *slog.Logger {
 	opts := &slog.HandlerOptions{Level: level}
 	if format == "json" {
 		return slog.New(slog.NewJSONHandler(w, opts))

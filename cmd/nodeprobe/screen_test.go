@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -55,7 +56,7 @@ func TestScreenFits(t *testing.T) {
 	d.writeScreen(&drawing, "127.0.0.1:9732") // once: what it costs to draw is in it
 	table := func(w io.Writer) { _, _ = w.Write(drawing.Bytes()) }
 	s := newScreen(nil)
-	log := newLogger(s.logs(), "text", 0)
+	log := newLogger(s.logs(), "text", new(slog.LevelVar))
 	log.Info("a line", "err", errors.New("two\nlines\x1b[2J and "+strings.Repeat("much ", 100)))
 
 	whole := drawn(t, s, 0, 0, table)
@@ -77,7 +78,7 @@ func TestScreenFits(t *testing.T) {
 
 func TestScreenKeepsLogTail(t *testing.T) {
 	s := newScreen(nil)
-	log := newLogger(s.logs(), "json", 0)
+	log := newLogger(s.logs(), "json", new(slog.LevelVar))
 	for i := range screenLines + 5 {
 		log.Info(fmt.Sprint("line ", i))
 	}

@@ -7,6 +7,8 @@ import (
 	"os"
 	"strconv"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // timerSlack is by how much the kernel may put off our timers. The least of what
@@ -15,8 +17,8 @@ import (
 const timerSlack = 4 * time.Millisecond
 
 // relax lets the kernel wake our threads up to timerSlack later than they ask to
-// be, by Linux 4.6 and CAP_SYS_NICE. Threads that are started later have it from
-// those that start them.
+// be. Threads that are started later have it from those that start them. Like
+// privileges.drop, it must come before anything that may hang in the kernel.
 //
 // This is about one thread, the Go runtime's monitor. It has itself woken when
 // the next timer is due, and then looks every 20 µs whether another thread has
@@ -26,6 +28,15 @@ const timerSlack = 4 * time.Millisecond
 // vain, for each of a handful of timers a minute, and that was two thirds of all
 // wake-ups of an idle nodeprobe and a third of its CPU time.
 func relax() error {
+	err := allThreads(unix.SYS_PRCTL, unix.PR_SET_TIMERSLACK, uintptr(timerSlack), 0)
+	if errors.Is(err, unix.ENOTSUP) {
+		return relaxFromOutside()
+	}
+	return os.NewSyscallError("set timer slack", err)
+}
+
+// relaxFromOutside does it for programs with cgo, by Linux 4.6 and CAP_SYS_NICE.
+func relaxFromOutside() error {
 	threads, err := os.ReadDir("/proc/self/task")
 	if err != nil {
 		return fmt.Errorf("list own threads: %w", err)

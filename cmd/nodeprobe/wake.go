@@ -20,9 +20,11 @@ func (d *daemon) observe(s *probe.Snapshot) time.Duration {
 	next := d.monitor.observe(s)
 	d.oom.counted(s)
 	d.mounts.observe(s)
+	d.supervisor.wake()
 	if s.Time.Sub(d.refreshed) >= refreshInterval {
 		d.refreshed = s.Time
 		d.notifier.Refresh()
+		d.reloader.look()
 	}
 	return next
 }

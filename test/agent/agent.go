@@ -77,6 +77,8 @@ type Spec struct {
 	Config Config
 	// Args come after the arguments of every agent.
 	Args []string
+	// Env is added to this process's environment.
+	Env []string
 }
 
 // Agent is a running nodeprobe. The caller must Stop it.
@@ -127,7 +129,7 @@ func start(ctx context.Context, spec Spec) (*Agent, error) {
 
 	a := &Agent{LogFile: log.Name(), Started: time.Now(), address: "127.0.0.1:" + strconv.Itoa(ports[0])}
 	a.process, err = process.Start(process.Spec{
-		Path: spec.Binary, LogFile: a.LogFile,
+		Path: spec.Binary, LogFile: a.LogFile, Env: spec.Env,
 		Args: append([]string{
 			"run", "--config", configFile, "--hostname-override", spec.NodeName,
 			"--kubeconfig", spec.Kubeconfig, "--web.listen-address", a.address,

@@ -49,7 +49,7 @@ func TestGuardRefusesToStart(t *testing.T) {
 		t.Fatal("it has started")
 	}
 	exit, ok := errors.AsType[*process.ExitError](err)
-	if !ok || !strings.Contains(exit.Log, "kubelet renewed its lease") || !strings.Contains(exit.Log, "one status writer") {
+	if !ok || exit.Err.Error() != "exit status 4" || !strings.Contains(exit.Log, "kubelet renewed its lease") || !strings.Contains(exit.Log, "one status writer") {
 		t.Errorf("it does not say why: %v", err)
 	}
 	if _, err := n.get(); err == nil {

@@ -1,0 +1,272 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// reloading is a daemon that runs with a configuration file.
+type reloading struct {
+	*daemon
+	t     *testing.T
+	tree  *tree
+	file  string
+	level *slog.LevelVar
+	log   *logBuffer
+}
+
+// reloadConfig has 6 of 8 GiB available in the tree, so that only a threshold of
+// more than that is met.
+func reloadConfig(memory, more string) string {
+	return fmt.Sprintf("%snodeName: 192.0.2.7\nbpf: \"off\"\nsampleInterval: 1h\nevictionPressureTransitionPeriod: 0s\n"+
+		"evictionHard: {memory.available: %s, nodefs.available: 1Ki, nodefs.inodesFree: 0%%, imagefs.available: 0%%, imagefs.inodesFree: 0%%}\n%s",
+		header, memory, more)
+}
+
+func runReloading(t *testing.T) *reloading {
+	t.Helper()
+	r := &reloading{t: t, tree: newTree(t, nil), file: filepath.Join(t.TempDir(), "config.yaml"), level: new(slog.LevelVar), log: &logBuffer{}}
+	r.write(reloadConfig("1Gi", ""))
+	files := configFiles{own: r.file}
+	cfg, p, err := files.load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.daemon, err = newDaemon(&cfg, p, r.tree.paths(), slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: r.level}))); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.close)
+	r.reloader = newReloader(r.daemon, files, &cfg, r.level, r.registry)
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- r.run(ctx, nil) }()
+	t.Cleanup(func() { stop(); <-done })
+	eventually(t, "first verdict", func() bool { return r.memory() == 0 })
+	return r
+}
+
+func (r *reloading) write(text string) {
+	r.t.Helper()
+	if err := os.WriteFile(r.file, []byte(text), 0o644); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *reloading) memory() float64 {
+	return gauges(r.t, r.registry, "nodeprobe_condition_status")["MemoryPressure"]
+}
+
+func (r *reloading) metric(name string) float64 {
+	families, err := r.registry.Gather()
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == name {
+			return f.GetMetric()[0].GetGauge().GetValue()
+		}
+	}
+	r.t.Fatalf("no metric %s", name)
+	return 0
+}
+
+// hangup reloads, and waits until the log has one more line of that kind.
+func (r *reloading) hangup(said string) {
+	r.t.Helper()
+	before := strings.Count(r.log.String(), said)
+	r.reloader.hangup <- syscall.SIGHUP
+	eventually(r.t, said, func() bool { return strings.Count(r.log.String(), said) > before })
+}
+
+const (
+	saidReloaded = `msg="the configuration is reloaded"`
+	saidRefused  = `msg="the new configuration is refused, the old one stays"`
+	saidStuck    = `msg="fields of the new configuration need a restart, and stay as they are"`
+)
+
+func TestReload(t *testing.T) {
+	r := runReloading(t)
+	want := func(step string, memory, successful, restart float64) {
+		t.Helper()
+		eventually(t, step, func() bool {
+			return r.memory() == memory && r.metric("nodeprobe_config_last_reload_successful") == successful &&
+				r.metric("nodeprobe_config_restart_needed") == restart
+		})
+	}
+	want("as it began", 0, 1, 0)
+
+	r.write(reloadConfig("7Gi", "logLevel: debug\n"))
+	r.hangup(saidReloaded + ` changed="evictionHard logLevel"`)
+	want("a threshold that is met", 1, 1, 0)
+	if r.level.Level() != slog.LevelDebug {
+		t.Errorf("level %v", r.level.Level())
+	}
+	began := r.metric("nodeprobe_config_last_reload_success_timestamp_seconds")
+
+	r.write(reloadConfig("7Gigs", ""))
+	r.hangup(saidRefused)
+	want("a mistake", 1, 0, 0)
+	if !r.reloader.refused() {
+		t.Error("it is not known as refused")
+	}
+	if text := r.log.String(); !strings.Contains(text, r.file+":7: evictionHard[memory.available]: ") {
+		t.Errorf("where the mistake is is not said:\n%s", text)
+	}
+	if now := r.metric("nodeprobe_config_last_reload_success_timestamp_seconds"); now != began {
+		t.Errorf("success at %v, was %v", now, began)
+	}
+	if line := r.statusLine("observe", "n"); !strings.Contains(line, "the configuration is refused") {
+		t.Errorf("status %q", line)
+	}
+	for _, c := range r.readyChecks() {
+		if err := c.run(); err != nil {
+			t.Errorf("not ready: %s: %v", c.name, err)
+		}
+	}
+
+	r.write(reloadConfig("1Gi", "mode: own\nwebListenAddress: 127.0.0.1:1\nsampleInterval: 1h\n")) // given twice
+	r.hangup(saidRefused)
+	want("another mistake", 1, 0, 0)
+
+	r.write(reloadConfig("1Gi", "mode: own\nwebListenAddress: 127.0.0.1:1\n"))
+	r.hangup(saidStuck + ` fields="mode webListenAddress"`)
+	want("some of it needs a restart", 0, 1, 1)
+
+	r.write(reloadConfig("1Gi", ""))
+	r.hangup("nothing else has changed")
+	want("as it was", 0, 1, 0)
+
+	if err := os.Remove(r.file); err != nil {
+		t.Fatal(err)
+	}
+	r.hangup(saidRefused)
+	want("no file", 0, 0, 0)
+}
+
+// What happens unasked: only a file that was left alone for a while is read.
+func TestReloadByItself(t *testing.T) {
+	r := runReloading(t)
+	r.reloader.look() // no news
+	r.write(reloadConfig("7Gi", ""))
+	future := time.Now().Add(time.Hour)
+	if err := os.Chtimes(r.file, future, future); err != nil {
+		t.Fatal(err)
+	}
+	r.reloader.look()
+	// What is reloaded by hand comes later than that look.
+	r.hangup(saidReloaded)
+	if n := strings.Count(r.log.String(), saidReloaded); n != 1 {
+		t.Errorf("reloaded %d times", n)
+	}
+
+	// A ConfigMap: the link leads to another file, which may be older.
+	other := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(other, []byte(reloadConfig("1Gi", "")), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	past := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(other, past, past); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(r.file); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(other, r.file); err != nil {
+		t.Fatal(err)
+	}
+	r.reloader.look()
+	eventually(t, "the new file is in force", func() bool { return r.memory() == 0 })
+
+	var nobody *reloader
+	nobody.look()
+	if nobody.refused() {
+		t.Error("nothing is refused")
+	}
+}
+
+// Each field either can change or is named as one that cannot.
+func TestMerge(t *testing.T) {
+	known := map[string]bool{}
+	typ := reflect.TypeFor[config]()
+	for i := range typ.NumField() {
+		known[typ.Field(i).Tag.Get("yaml")] = true
+		current, wanted := defaults(), defaults()
+		field := reflect.ValueOf(&wanted).Elem().Field(i)
+		switch field.Kind() {
+		case reflect.String:
+			field.SetString("other")
+		case reflect.Bool:
+			field.SetBool(!field.Bool())
+		case reflect.Int32, reflect.Int64:
+			field.SetInt(field.Int() + 1)
+		case reflect.Map:
+			field.Set(reflect.MakeMap(field.Type()))
+			field.SetMapIndex(reflect.ValueOf("other"), reflect.Zero(field.Type().Elem()))
+		case reflect.Slice:
+			field.Set(reflect.MakeSlice(field.Type(), 7, 7))
+		default:
+			t.Fatalf("field %s: %v", typ.Field(i).Name, field.Kind())
+		}
+		next, changed, stuck := merge(current, wanted)
+		name := []string{typ.Field(i).Tag.Get("yaml")}
+		if slices.Contains(changeable, name[0]) {
+			if !slices.Equal(changed, name) || stuck != nil || !reflect.DeepEqual(next, wanted) {
+				t.Errorf("%s: changed %q, stuck %q", name, changed, stuck)
+			}
+		} else if changed != nil || !slices.Equal(stuck, name) || !reflect.DeepEqual(next, current) {
+			t.Errorf("%s: changed %q, stuck %q", name, changed, stuck)
+		}
+	}
+	for _, name := range changeable {
+		if !known[name] {
+			t.Errorf("no field %s", name)
+		}
+	}
+	empty, none := defaults(), defaults()
+	empty.NodeLabels, none.NodeLabels = map[string]string{}, nil
+	if _, changed, stuck := merge(none, empty); changed != nil || stuck != nil {
+		t.Errorf("an empty map: changed %q, stuck %q", changed, stuck)
+	}
+}
+
+// More reserved than there is would be refused at the start, and is later: all of
+// it or nothing is in force.
+func TestReloadChecksResources(t *testing.T) {
+	tr := newTree(t, nil)
+	d, _ := testDaemon(t, tr, "evictionPressureTransitionPeriod: 0s\n")
+	d.writer = &owner{sysfs: tr.paths().sysfs}
+	defer func() { d.writer = nil }()
+	cfg, p, err := parseConfig("config.yaml", []byte(reloadConfig("7Gi", "systemReserved: {memory: 64Gi}\n")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.change(&cfg, p, true); !errors.Is(err, errNothingSampled) {
+		t.Errorf("before the first sample: %v", err)
+	}
+	d.monitor.observe(d.sampler.Sample())
+	if err := d.change(&cfg, p, true); err == nil || !strings.Contains(err.Error(), "memory") {
+		t.Errorf("got %v", err)
+	}
+	d.monitor.observe(d.sampler.Sample())
+	if got := gauges(t, d.registry, "nodeprobe_condition_status")["MemoryPressure"]; got != 0 {
+		t.Error("some of it is in force")
+	}
+	d.writer = nil
+	if err := d.change(&cfg, p, true); err != nil {
+		t.Error(err)
+	}
+	d.monitor.observe(d.sampler.Sample())
+	if got := gauges(t, d.registry, "nodeprobe_condition_status")["MemoryPressure"]; got != 1 {
+		t.Error("it is not in force")
+	}
+}

@@ -1,0 +1,42 @@
+package pressure
+
+import "time"
+
+// Change replaces the thresholds and the transition period, from the next snapshot
+// on. A threshold that stays keeps what is known about it, and a condition what it
+// says: one that is True only because it is held stays so for the new transition
+// period after it was last met, and ends if it has no thresholds any more.
+func (e *Evaluator) Change(thresholds []Threshold, transitionPeriod time.Duration) {
+	known := make(map[Threshold]watch, len(e.watches))
+	for _, w := range e.watches {
+		known[w.Threshold] = w
+	}
+	next := NewEvaluator(thresholds, transitionPeriod)
+	for i := range next.watches {
+		if w, ok := known[next.watches[i].Threshold]; ok {
+			next.watches[i] = w
+		}
+	}
+	for c := range next.holds {
+		next.holds[c].Verdict = e.holds[c].Verdict
+	}
+	next.verdicts = e.verdicts
+	*e = *next
+}
+
+// Change replaces the thresholds, from the next snapshot on. What is known about
+// the signals that still have one is kept.
+func (f *Forecaster) Change(thresholds []Threshold) {
+	next := NewForecaster(thresholds)
+	for _, signal := range next.signals {
+		next.trends[signal] = f.trends[signal] // of one that had none: nothing
+	}
+	for i := range next.estimates {
+		for _, e := range f.estimates {
+			if e.Threshold == next.estimates[i].Threshold {
+				next.estimates[i] = e
+			}
+		}
+	}
+	*f = *next
+}

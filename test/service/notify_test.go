@@ -1,0 +1,105 @@
+package service
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// What a service manager is told of a nodeprobe whose API server is away: all is
+// well, as nobody gains from killing it.
+func TestManagerIsTold(t *testing.T) {
+	t.Parallel()
+	config := observe()
+	config["mode"] = "own"
+	a, manager := start(t, config, "WATCHDOG_USEC=1000000")
+	ctx := patient(t)
+	first, err := manager.Next(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := "READY=1\nSTATUS=mode own, node service: MemoryPressure=False DiskPressure=False PIDPressure=False; status: "
+	if !strings.HasPrefix(first.Text, want) {
+		t.Errorf("told %q first, want %q", first.Text, want)
+	}
+	alive := 0
+	refused := false
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); {
+		message, err := manager.Next(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if message.Fields["WATCHDOG"] == "1" {
+			alive++
+		}
+		refused = refused || strings.Contains(message.Fields["STATUS"], "connection refused")
+	}
+	if alive < 5 || !refused {
+		t.Errorf("%d signs of life in 5 s; that the connection is refused was told: %v", alive, refused)
+	}
+	environ, err := os.ReadFile(filepath.Join("/proc", fmt.Sprint(a.PID()), "environ"))
+	if err != nil || !strings.Contains(string(environ), "NOTIFY_SOCKET="+manager.Address) {
+		t.Errorf("it was not started as a service: %v", err)
+	}
+	if err := syscall.Kill(a.PID(), syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if _, last, err := manager.Until(ctx, "STOPPING"); err != nil || last.Fields["STATUS"] != "stopping" {
+		t.Errorf("told %q last: %v", last.Text, err)
+	}
+	select {
+	case <-a.Exited():
+	case <-ctx.Done():
+		t.Error("it goes on")
+	}
+}
+
+// A manager that is not there any more stops nothing.
+func TestManagerIsGone(t *testing.T) {
+	t.Parallel()
+	a, manager := start(t, observe(), "WATCHDOG_USEC=200000")
+	ctx := patient(t)
+	if _, _, err := manager.Until(ctx, "WATCHDOG"); err != nil {
+		t.Fatal(err)
+	}
+	if err := manager.Close(); err != nil {
+		t.Fatal(err)
+	}
+	const said = "the service manager could not be told"
+	count := func() (n int) {
+		records, err := a.Log()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range records {
+			if r.Msg == said {
+				n++
+			}
+		}
+		return n
+	}
+	eventually(t, "it is noticed", func() error {
+		if count() == 0 {
+			return fmt.Errorf("no %q in the log", said)
+		}
+		return nil
+	})
+	before, err := a.Metric(ctx, "nodeprobe_sampler_sample_duration_seconds_count")
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "samples go on", func() error {
+		now, err := a.Metric(ctx, "nodeprobe_sampler_sample_duration_seconds_count")
+		if err == nil && now < before+10 {
+			err = fmt.Errorf("%v samples, %v before", now, before)
+		}
+		return err
+	})
+	if n := count(); n != 1 {
+		t.Errorf("%d lines about it", n)
+	}
+}
