@@ -105,6 +105,7 @@ func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, live boo
 		return err
 	}
 	defer d.close()
+	logPaths(log, paths)
 	log.Info("nodeprobe is running", "version", release, "mode", cfg.Mode, "node", p.nodeName, "listen", address)
 	if screen != nil {
 		stop := screen.start(func(w io.Writer) { d.writeScreen(w, address) }, func() { d.sampler.Wake(probe.CauseView) })
