@@ -80,7 +80,7 @@ func TestBadHost(t *testing.T) {
 		},
 		{
 			name: "empty rootfs", args: []string{"--path.rootfs=EMPTY"}, finding: "fails --path.rootfs mount the node's / there",
-			msg: wrongPath, says: ` is empty`,
+			msg: wrongPath, says: ` is empty`, unknown: []corev1.NodeConditionType{ourDisk, ourReadonly}, why: "it is empty, and so not the root of the node",
 		},
 		{
 			name: "read-only cgroups", mounts: readOnlyBelow("/sys/fs/cgroup"), ok: "memory cgroup v",
