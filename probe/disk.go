@@ -3,8 +3,10 @@ package probe
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -108,6 +110,9 @@ func statfsPaths(rootfs string, dirs []string) []statfsPath {
 		if errors.Is(err, fs.ErrNotExist) && dir != "/" {
 			continue
 		}
+		if err == nil && dir == "/" && isEmpty(path) {
+			err = errEmptyRoot
+		}
 		if err != nil {
 			path = filepath.Join(rootfs, dir)
 		}
@@ -118,6 +123,20 @@ func statfsPaths(rootfs string, dirs []string) []statfsPath {
 		paths = append(paths, statfsPath{path: path, resolved: resolved, terminated: append([]byte(path), 0), err: err})
 	}
 	return paths
+}
+
+// errEmptyRoot keeps the filesystem of a container, which holds the place where the
+// node's should have been mounted, from passing for the node's.
+var errEmptyRoot = errors.New("it is empty, and so not the root of the node")
+
+func isEmpty(dir string) bool {
+	f, err := os.Open(dir)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	_, err = f.Readdirnames(1)
+	return errors.Is(err, io.EOF)
 }
 
 // finish waits for the answer until the deadline. A worker that was asked in an

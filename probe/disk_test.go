@@ -215,6 +215,24 @@ func TestRootThatIsNotThereRecovers(t *testing.T) {
 	}
 }
 
+// A directory in a container, where the node's root is to be mounted, is no node.
+func TestEmptyRootRecovers(t *testing.T) {
+	n := fullMachine.boot(t)
+	must(t, os.Mkdir(n.path("mnt"), 0o755))
+	s := n.sampler(t, func(c *Config) { c.Rootfs = n.path("mnt") })
+	for range 2 {
+		snap := s.Sample()
+		checkError(t, snap.Errors[SourceNodeFs], errEmptyRoot)
+		if snap.Signals[NodeFsAvailable].OK || snap.Signals[ImageFsAvailable].OK {
+			t.Errorf("there are figures: %+v", snap.Signals)
+		}
+	}
+	n.write(t, "mnt/file", "")
+	if err := s.Sample().Errors[SourceNodeFs]; err != nil {
+		t.Errorf("mended: %v", err)
+	}
+}
+
 func TestRealStatfs(t *testing.T) {
 	var got, want unix.Statfs_t
 	if err := statfs([]byte("/proc\x00"), &got); err != nil {

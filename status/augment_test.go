@@ -9,6 +9,7 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
@@ -231,5 +232,46 @@ func TestPhaseIsSpread(t *testing.T) {
 	}
 	if chi > 27.9 { // 9 degrees of freedom, 0.1 %
 		t.Errorf("%v: chi square is %.1f", counts, chi)
+	}
+}
+
+// What the API server refuses is tried once in a minute; what has failed, soon
+// again.
+func TestAugmentFails(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		err   error
+		after time.Duration // until the next attempt
+		want  string        // first
+		again string
+	}{
+		{"forbidden", errForbidden, time.Minute, "PATCH", "GET PATCH"},
+		{"denied by a policy", apierrors.NewInvalid(v1.SchemeGroupVersion.WithKind("Node").GroupKind(), nodeName, nil), time.Minute, "PATCH", "GET PATCH"},
+		{"down", errDown, augmentRetry, "PATCH GET PATCH FAILURE GET PATCH FAILURE GET PATCH FAILURE GET PATCH FAILURE", "GET PATCH"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newScene(t)
+				cfg := s.config()
+				cfg.Register, cfg.UpdateFrequency = false, time.Minute
+				cfg.Augment = func() []pressure.Finding {
+					return []pressure.Finding{finding("nodeprobe.dev/A", s.facts().Verdicts[pressure.MemoryPressure].Status, 0)}
+				}
+				s.api.put(func(*v1.Node) {})
+				s.play(cfg, func() {
+					s.sleep(10 * time.Second)
+					s.api.took(t, "start", "GET ADOPT PATCH")
+					s.api.refuse("PATCH", test.err)
+					s.judge(pressure.MemoryPressure, true)
+					s.sleep(test.after - time.Second)
+					s.api.took(t, "at first", test.want)
+					s.api.refuse("", nil)
+					s.sleep(2 * time.Second)
+					s.api.took(t, "again", test.again)
+					diff(t, "logged", 1, len(s.logs.with("ERROR")))
+					diff(t, "ready", nil, s.Ready())
+				})
+			})
+		})
 	}
 }

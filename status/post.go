@@ -38,6 +38,11 @@ func (u *Updater) pass(ctx context.Context) (wait time.Duration, err error) {
 			return wait, err
 		}
 		u.doubt.Store(true)
+		// A kubelet tries on; but a missing permission, or a policy that is against it,
+		// concerns a whole fleet at once, and is not gone the next moment.
+		if u.cfg.Augment != nil && refused(err) {
+			return u.cfg.UpdateFrequency, err
+		}
 		if attempt > 0 {
 			u.cfg.OnFailure()
 		}
@@ -47,8 +52,16 @@ func (u *Updater) pass(ctx context.Context) (wait time.Duration, err error) {
 			return 0, err
 		}
 	}
-	return u.cfg.UpdateFrequency, fmt.Errorf("update node status exceeds retry count: %w", err)
+	wait = u.cfg.UpdateFrequency
+	if u.cfg.Augment != nil {
+		wait = min(wait, augmentRetry)
+	}
+	return wait, fmt.Errorf("update node status exceeds retry count: %w", err)
 }
+
+// augmentRetry is how long a change may have to wait after the end of an outage:
+// as long as a kubelet's.
+const augmentRetry = 10 * time.Second
 
 // try makes one attempt to post, and returns how long to wait for the next pass.
 // Of all attempts of a pass only the first is paced; paid says that it was.

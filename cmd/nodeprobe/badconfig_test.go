@@ -78,6 +78,26 @@ nodeLabels: {a: [b]}
 			`:9: conditionsOnExit: "forget" is not "remove" or "keep"`,
 			`:10: conditionHeartbeat: 1s is less than 10s`,
 		}},
+		{"conditions", header + `conditions:
+  NetworkUnavailable: {when: [MemoryPressure], reason: A, okReason: B}
+  example.com/A: {when: [memory.full.avg60 > 120%], reason: A, okReason: B}
+  example.com/B: {when: [memory.full.avg30 > 20%], reason: A, okReason: B}
+  example.com/C: {when: [PIDPressure], for: soon, hold: 10, reason: A, okReason: B}
+  example.com/D: {when: PIDPressure, reason: A, okReason: B}
+  example.com/E: {wen: [PIDPressure], reason: A, okReason: B}
+  example.com/F: {when: [Ready], reason: A, okReason: B}
+  example.com/G: {when: [memory.available < -5%], reason: A, okReason: B}
+`, []string{
+			`:4: conditions[NetworkUnavailable]: this condition is the kubelet's; choose a type of your own, such as example.com/NetworkUnavailable`,
+			`:5: conditions[example.com/A]: when: "memory.full.avg60 > 120%": "120%" is not a share from 0% to below 100%`,
+			`:6: conditions[example.com/B]: when: "memory.full.avg30 > 20%": unknown signal memory.full.avg30`,
+			`:7: conditions[example.com/C].for: "soon" is not a duration such as 10s or 1m30s`,
+			`:7: conditions[example.com/C].hold: "10" is not a duration such as 10s or 1m30s`,
+			`:8: conditions[example.com/D].when: "PIDPressure" is not a list`,
+			`:9: conditions[example.com/E].wen: unknown field`,
+			`:10: conditions[example.com/F]: when: "Ready": not a term such as "memory.available < 100Mi", "io.full.avg60 > 20%", "nodefs.readonly" or "MemoryPressure"`,
+			`:11: conditions[example.com/G]: when: "memory.available < -5%": eviction percentage threshold memory.available must be >= 0%: -5%`,
+		}},
 		{"no such mode", header + "mode: bogus\n", []string{`:3: mode: "bogus" is not "observe" or "augment" or "own"`}},
 		{"choices", header + "bpf: on\ncloudProvider: aws\nlogLevel: INFO+2\nlogFormat: xml\n", []string{
 			`:3: bpf: "on" is not "auto" or "off"`,

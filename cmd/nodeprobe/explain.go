@@ -48,6 +48,8 @@ func (e explainer) explain(access string, err error) error {
 	switch {
 	case apierrors.IsForbidden(err):
 		text = e.forbidden(access, text)
+	case apierrors.IsInvalid(err) && strings.Contains(text, "denied request"): // by a policy that gives no reason
+		text = "not admitted: " + text
 	case apierrors.IsUnauthorized(err):
 		text = "the credentials of " + e.origin + " are refused, or have expired: " + text
 	case errors.Is(err, context.DeadlineExceeded):

@@ -118,6 +118,8 @@ func TestUnhelpfulAnswers(t *testing.T) {
 			"the credentials of kubeconfig ", " are those of node m, and this is node n (see --hostname-override): ",
 		}},
 		{"policy", refusal(metav1.StatusReasonForbidden, 403, `nodes "n" is forbidden: ValidatingAdmissionPolicy 'p' denied request: no`), []string{"not admitted: nodes \"n\" is forbidden: ValidatingAdmissionPolicy"}},
+		{"policy without a reason", refusal(metav1.StatusReasonInvalid, 422, `nodes "n" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no`), []string{"not admitted: nodes \"n\" is forbidden: ValidatingAdmissionPolicy"}},
+		{"invalid", refusal(metav1.StatusReasonInvalid, 422, `Node "n" is invalid: no`), []string{"Node \"n\" is invalid"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()

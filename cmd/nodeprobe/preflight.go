@@ -45,6 +45,9 @@ line that says "fails" keeps nodeprobe from doing its work; one that says
 			if err != nil {
 				return &exitError{exitUsage, err}
 			}
+			wrong := wrongPaths(*p)
+			blame(wrong, findings, *p)
+			findings = append(wrong, findings...)
 			if err := printFindings(cmd.OutOrStdout(), findings, output); err != nil {
 				return err
 			}

@@ -104,6 +104,7 @@ func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, files co
 		return err
 	}
 	defer d.close()
+	logPaths(log, paths)
 	if err := relax(); err != nil {
 		log.Debug("timers are not put off", "err", err)
 	}

@@ -1,6 +1,7 @@
 package pressure
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -318,7 +319,7 @@ func (t *Term) why(s *probe.Snapshot) error {
 	case termSignal:
 		return s.Signals[t.signal].Err
 	case termReadOnly:
-		return s.Errors[probe.SourceMounts]
+		return cmp.Or(s.Errors[probe.SourceMounts], s.Signals[t.signal].Err) // where there is no filesystem, there is no mount to look for
 	default:
 		return s.Errors[probe.SourcePressureCPU+probe.Source(t.resource)]
 	}
