@@ -54,7 +54,8 @@ func (s *stage) events(name string) []corev1.Event {
 	s.must(err)
 	told := map[string]corev1.Event{}
 	for _, e := range list.Items {
-		if !ownEvents.MatchString(e.Reason) {
+		// What controllers say of the two is between them.
+		if e.Source.Component == "kubelet" && !ownEvents.MatchString(e.Reason) {
 			told[e.Source.Component+" "+e.Reason] = normalEvent(e)
 		}
 	}
