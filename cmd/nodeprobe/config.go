@@ -77,6 +77,7 @@ type config struct {
 	Shadow             bool                    `yaml:"shadow"`
 
 	WebListenAddress string `yaml:"webListenAddress"`
+	WebConfigFile    string `yaml:"webConfigFile"`
 	LogLevel         string `yaml:"logLevel"`
 	LogFormat        string `yaml:"logFormat"`
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -29,6 +30,8 @@ type daemon struct {
 	oom        *oomReporter
 	mounts     *mountReporter
 	registry   *prometheus.Registry
+	gate       *webGate // nil for plain HTTP for everybody
+	routes     []route  // besides those that newServer has
 	log        *slog.Logger
 
 	nodeName, mode string
@@ -143,7 +146,8 @@ func (d *daemon) run(ctx context.Context, listener net.Listener) error {
 		defer d.writer.speakLast()
 	}
 	if listener != nil {
-		server := newServer(d.registry, d.liveChecks(), d.readyChecks(), d.log, d.pageRoutes()...)
+		server := newServer(d.registry, d.liveChecks(), d.readyChecks(), d.log, slices.Concat(d.pageRoutes(), d.routes)...)
+		d.gate.guard(server)
 		tasks.Go(func() error { return serve(ctx, server, listener) })
 	}
 	return tasks.Wait()

@@ -29,6 +29,7 @@ func overrides() []override {
 		{"hostname-override", "nodeName", "override nodeName", func(c *config) *string { return &c.NodeName }},
 		{"kubeconfig", "kubeconfig", "override kubeconfig", func(c *config) *string { return &c.Kubeconfig }},
 		{"web.listen-address", "webListenAddress", `override webListenAddress; "" turns it off`, func(c *config) *string { return &c.WebListenAddress }},
+		{"web.config.file", "webConfigFile", "override webConfigFile: TLS and users", func(c *config) *string { return &c.WebConfigFile }},
 		{"log.level", "logLevel", "override logLevel", func(c *config) *string { return &c.LogLevel }},
 		{"log.format", "logFormat", "override logFormat", func(c *config) *string { return &c.LogFormat }},
 	}
@@ -36,6 +37,7 @@ func overrides() []override {
 
 func newRunCommand(p *paths) *cobra.Command {
 	var file, table string
+	var profiling bool
 	var kubelet kubeletFiles
 	values := make([]string, len(overrides()))
 	cmd := &cobra.Command{
@@ -53,6 +55,7 @@ win over the configuration file, and that over a kubelet's.`,
 	for i, o := range overrides() {
 		flags.StringVar(&values[i], o.flag, "", o.usage)
 	}
+	flags.BoolVar(&profiling, "web.enable-pprof", false, "serve Go's profiles of this process at /debug/pprof/")
 	flags.StringVar(&table, "table", "auto", "show a live table: auto (in a terminal), on or off")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := oneOf(table, "auto", "on", "off"); err != nil {
@@ -69,12 +72,12 @@ win over the configuration file, and that over a kubelet's.`,
 			return &exitError{exitUsage, err}
 		}
 		live := table == "on" || table == "auto" && isTerminal(cmd.OutOrStdout())
-		return runDaemon(cmd, &cfg, policy, *p, live)
+		return runDaemon(cmd, &cfg, policy, *p, live, profiling)
 	}
 	return cmd
 }
 
-func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, live bool) error {
+func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, live, profiling bool) error {
 	makeThreads(spareThreads + runtime.GOMAXPROCS(0))
 	ctx, logs := cmd.Context(), cmd.ErrOrStderr()
 	var screen *screen
@@ -89,6 +92,13 @@ func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, live boo
 	}
 	for _, r := range p.remarks {
 		log.Log(ctx, r.level, "kubelet configuration", "note", r.String())
+	}
+	var gate *webGate
+	if cfg.WebConfigFile != "" {
+		var err error
+		if gate, err = newWebGate(cfg.WebConfigFile, log); err != nil {
+			return &exitError{exitUsage, err}
+		}
 	}
 	var listener net.Listener
 	address := ""
@@ -105,6 +115,7 @@ func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, live boo
 		return err
 	}
 	defer d.close()
+	d.serveMore(gate, cfg, p.nodeName, profiling)
 	log.Info("nodeprobe is running", "version", release, "mode", cfg.Mode, "node", p.nodeName, "listen", address)
 	if screen != nil {
 		stop := screen.start(func(w io.Writer) { d.writeScreen(w, address) }, func() { d.sampler.Wake(probe.CauseView) })
