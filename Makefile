@@ -8,7 +8,7 @@ LINTER   := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 NEEDED   := clang:clang llvm-strip:llvm promtool:prometheus mkfs.ext4:e2fsprogs losetup:mount dbus-daemon:dbus-daemon containerd:containerd
 # What only talks to the API server, or starts the program, or is rare, need not be
 # fast: not inlined, it is a megabyte smaller.
-SMALL    := crypto/tls crypto/x509 runtime/pprof k8s.io sigs.k8s.io google.golang.org/protobuf go.yaml.in github.com/spf13 github.com/fxamacker github.com/json-iterator
+SMALL    := net text crypto/tls crypto/x509 encoding/asn1 encoding/json runtime/pprof github.com/cilium/ebpf/btf github.com/godbus k8s.io sigs.k8s.io google.golang.org/protobuf go.yaml.in github.com/spf13 github.com/fxamacker github.com/json-iterator
 BUILD    := CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.release=$(VERSION)" $(SMALL:%=-gcflags=%/...=-l)
 
 .DEFAULT_GOAL := help
