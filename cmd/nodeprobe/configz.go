@@ -57,6 +57,12 @@ func byField(v reflect.Value) any {
 			list[i] = byField(v.Index(i))
 		}
 		return list
+	case reflect.Map:
+		entries := map[string]any{}
+		for _, key := range v.MapKeys() {
+			entries[key.String()] = byField(v.MapIndex(key))
+		}
+		return entries
 	default:
 		return v.Interface()
 	}
