@@ -64,7 +64,7 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(
 		selfCollector{started},
-		goCollector(),
+		goCollector{},
 		buildInfo(),
 	)
 	d = &daemon{registry: reg, thresholds: p.thresholds, log: log, nodeName: p.nodeName, mode: cfg.Mode, started: started}

@@ -27,7 +27,7 @@ func newServer(reg *prometheus.Registry, live, ready []check, log *slog.Logger, 
 	errorLog := slog.NewLogLogger(log.Handler(), slog.LevelDebug)
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{
-		EnableOpenMetrics: true, Registry: reg, MaxRequestsInFlight: 4, Timeout: 10 * time.Second, ErrorLog: errorLog,
+		EnableOpenMetrics: true, Registry: reg, MaxRequestsInFlight: 4, ErrorLog: errorLog,
 	}))
 	mux.Handle("GET /livez", health("livez", live))
 	mux.Handle("GET /healthz", health("healthz", live))
