@@ -78,6 +78,7 @@ type config struct {
 	Shadow             bool                    `yaml:"shadow"`
 
 	WebListenAddress string `yaml:"webListenAddress"`
+	WebConfigFile    string `yaml:"webConfigFile"`
 	DropCapabilities bool   `yaml:"dropCapabilities"`
 	LogLevel         string `yaml:"logLevel"`
 	LogFormat        string `yaml:"logFormat"`

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -31,6 +32,8 @@ type daemon struct {
 	supervisor *supervisor // nil if nobody wants to hear
 	reloader   *reloader   // nil if the configuration stays
 	registry   *prometheus.Registry
+	gate       *webGate // nil for plain HTTP for everybody
+	routes     []route  // besides those that newServer has
 	log        *slog.Logger
 
 	nodeName, mode string
@@ -68,7 +71,7 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(
 		selfCollector{started},
-		goCollector(),
+		goCollector{},
 		buildInfo(),
 	)
 	d = &daemon{registry: reg, thresholds: p.thresholds, log: log, nodeName: p.nodeName, mode: cfg.Mode, started: started}
@@ -146,7 +149,8 @@ func (d *daemon) run(ctx context.Context, listener net.Listener) error {
 		defer d.writer.speakLast()
 	}
 	if listener != nil {
-		server := newServer(d.registry, d.liveChecks(), d.readyChecks(), d.log, d.pageRoutes()...)
+		server := newServer(d.registry, d.liveChecks(), d.readyChecks(), d.log, slices.Concat(d.pageRoutes(), d.routes)...)
+		d.gate.guard(server)
 		tasks.Go(func() error { return serve(ctx, server, listener) })
 	}
 	if d.reloader != nil {

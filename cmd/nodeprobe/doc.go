@@ -83,14 +83,19 @@ snapshot:
 
 	--for TIME          how long to watch, to tell the time to each limit
 
-run; each but the last wins over the field of the configuration in brackets:
+run; these win over the field of the configuration in brackets:
 
 	--mode MODE                  [mode]
 	--hostname-override NAME     [nodeName]
 	--kubeconfig FILE            [kubeconfig]
 	--web.listen-address ADDR    [webListenAddress]; "" serves nothing
+	--web.config.file FILE       [webConfigFile]; TLS, users
 	--log.level LEVEL            [logLevel]
 	--log.format FORMAT          [logFormat]
+
+run, besides:
+
+	--web.enable-pprof           serve Go's profiles of this process
 	--table WHEN                 a live table: auto (in a terminal), on or off
 
 The Node's name is that of --hostname-override, else nodeName, else the
@@ -129,7 +134,35 @@ On webListenAddress, 127.0.0.1:9732 by default:
 	/livez, /healthz   200 while samples keep coming, else 503
 	/readyz            the same, and in mode own: Node posted, Lease renewed
 
-Add ?verbose for each check by itself.
+	/configz           the configuration in force, as JSON
+	/debug/pprof/      with --web.enable-pprof, for "go tool pprof"
+
+Add ?verbose to the health endpoints for each check by itself.
+
+# TLS and users
+
+The file of --web.config.file has the format that Prometheus' exporters share
+(https://prometheus.io/docs/prometheus/latest/configuration/https/), and
+"promtool check web-config" takes it:
+
+	tls_server_config:
+	  cert_file: tls.crt            # relative to this file
+	  key_file: tls.key
+	  client_auth_type: RequireAndVerifyClientCert
+	  client_ca_file: ca.crt
+	basic_auth_users:
+	  prometheus: $2y$10$...        # htpasswd -nBC 10 prometheus
+
+It, and the files that it names, are read again when they change, without a
+restart. If they are wrong at the start, that ends with exit code 2; later, the
+last good ones stay in force, nodeprobe_web_config_last_reload_successful is 0,
+and the log says why. Only to turn TLS on or off takes a restart.
+
+A kubelet's probes have neither a certificate nor a password. Without them,
+/livez, /healthz and /readyz answer with their status code and withhold the
+reasons; all else is 403 or 401, where other exporters end the handshake. A
+certificate that is there and wrong does end the handshake. With TLS, a
+DaemonSet's probes need "scheme: HTTPS".
 
 The status page needs nothing from elsewhere, and works without JavaScript. Who looks
 at it or at /api/v1/status has a sample taken, of which the next look tells. In

@@ -27,7 +27,7 @@ func newServer(reg *prometheus.Registry, live, ready []check, log *slog.Logger, 
 	errorLog := slog.NewLogLogger(log.Handler(), slog.LevelDebug)
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{
-		EnableOpenMetrics: true, Registry: reg, MaxRequestsInFlight: 4, Timeout: 10 * time.Second, ErrorLog: errorLog,
+		EnableOpenMetrics: true, Registry: reg, MaxRequestsInFlight: 4, ErrorLog: errorLog,
 	}))
 	mux.Handle("GET /livez", health("livez", live))
 	mux.Handle("GET /healthz", health("healthz", live))
@@ -77,7 +77,13 @@ func health(name string, checks []check) http.Handler {
 // their time.
 func serve(ctx context.Context, server *http.Server, listener net.Listener) error {
 	failed := make(chan error, 1)
-	go func() { failed <- server.Serve(listener) }()
+	go func() {
+		if server.TLSConfig != nil {
+			failed <- server.ServeTLS(listener, "", "")
+			return
+		}
+		failed <- server.Serve(listener)
+	}()
 	select {
 	case err := <-failed:
 		return fmt.Errorf("serve %s: %w", listener.Addr(), err)

@@ -235,20 +235,38 @@ func TestOpenMetrics(t *testing.T) {
 	d, _ := testDaemon(t, newTree(t, nil), "")
 	d.monitor.observe(d.sampler.Sample())
 	h := newServer(d.registry, nil, nil, d.log).Handler
-	for accept, want := range map[string]string{
-		"application/openmetrics-text;version=1.0.0": "application/openmetrics-text; version=1.0.0",
-		"text/plain;version=0.0.4":                   "text/plain; version=0.0.4",
-		"":                                           "text/plain; version=0.0.4",
+	const (
+		open10 = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+		open00 = "application/openmetrics-text; version=0.0.1; charset=utf-8"
+		text   = "text/plain; version=0.0.4; charset=utf-8"
+	)
+	for _, test := range []struct{ name, accept, want string }{
+		{"nobody", "", text},
+		{"a browser", "text/html,application/xhtml+xml,*/*;q=0.8", text},
+		{"text", "text/plain;version=0.0.4", text},
+		{"OpenMetrics", "application/openmetrics-text;version=1.0.0", open10},
+		{"OpenMetrics of before", "application/openmetrics-text;version=0.0.1", open00},
+		{"Prometheus 2", "application/openmetrics-text;version=1.0.0,application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1", open10},
+		{"Prometheus 3", "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;q=0.1", open10},
+		{"text rather than OpenMetrics", "application/openmetrics-text;version=1.0.0;q=0.1,text/plain;version=0.0.4;q=0.9", text},
+		{"something else", "application/json", text},
 	} {
 		r := httptest.NewRequest(http.MethodGet, "/metrics", nil)
-		r.Header.Set("Accept", accept)
+		r.Header.Set("Accept", test.accept)
 		w := httptest.NewRecorder()
 		h.ServeHTTP(w, r)
-		if got := w.Header().Get("Content-Type"); !strings.HasPrefix(got, want) {
-			t.Errorf("Accept: %s: Content-Type: %s", accept, got)
+		// A name's escaping may follow.
+		if got := w.Header().Get("Content-Type"); !strings.HasPrefix(got, test.want) {
+			t.Errorf("%s: Content-Type: %s", test.name, got)
 		}
-		if eof := strings.HasSuffix(w.Body.String(), "# EOF\n"); eof != strings.Contains(accept, "openmetrics") {
-			t.Errorf("Accept: %s: ends in # EOF: %v", accept, eof)
+		body := w.Body.String()
+		isOpen := strings.Contains(test.want, "openmetrics")
+		if eof := strings.HasSuffix(body, "# EOF\n"); eof != isOpen {
+			t.Errorf("%s: ends in # EOF: %v", test.name, eof)
+		}
+		// The family of a counter has no _total there.
+		if short := strings.Contains(body, "# TYPE nodeprobe_oom_kills counter\n"); short != isOpen {
+			t.Errorf("%s: counters of OpenMetrics: %v", test.name, short)
 		}
 	}
 }

@@ -38,6 +38,8 @@ func main() {
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(1)
 	}
+	// Sampling allocations costs memory, and is on in a program that can show them.
+	runtime.MemProfileRate = 0
 	os.Exit(run(context.Background(), os.Args[1:], os.Stdout, os.Stderr))
 }
 

@@ -12,6 +12,8 @@ var (
 		"Status of a condition, the kubelet's or our own: 1 is True, 0 is False, -1 is Unknown.", []string{"condition"}, nil)
 	descTimeToLimit = prometheus.NewDesc("nodeprobe_signal_time_to_limit_seconds",
 		"When a limit will be reached at the present rate; 0 is reached, absent is never.", []string{"signal", "threshold"}, nil)
+	descLimit = prometheus.NewDesc("nodeprobe_signal_limit_ratio",
+		"Share of the capacity below which a threshold is met.", []string{"signal", "threshold"}, nil)
 	descTier = prometheus.NewDesc("nodeprobe_tier_info",
 		"How much of the kernel's help there is: procfs, psi or bpf; and why not more. Always 1.", []string{"tier", "reason"}, nil)
 )
@@ -20,6 +22,7 @@ var (
 func (m *monitor) Describe(ch chan<- *prometheus.Desc) {
 	ch <- descCondition
 	ch <- descTimeToLimit
+	ch <- descLimit
 }
 
 // Collect implements prometheus.Collector.
@@ -34,9 +37,14 @@ func (m *monitor) Collect(ch chan<- prometheus.Metric) {
 			ch <- prometheus.MustNewConstMetric(descCondition, prometheus.GaugeValue, statusValue(f.Status), f.Type)
 		}
 	}
-	for _, e := range m.estimates {
+	for i := range m.estimates {
+		e := &m.estimates[i]
 		if e.OK {
-			ch <- prometheus.MustNewConstMetric(descTimeToLimit, prometheus.GaugeValue, e.TimeToLimit.Seconds(), e.Signal.String(), e.Threshold.String())
+			ch <- prometheus.MustNewConstMetric(descTimeToLimit, prometheus.GaugeValue, e.TimeToLimit.Seconds(), e.Signal.String(), m.thresholds[i])
+		}
+		if o := &m.snapshot.Signals[e.Signal]; o.OK && o.Capacity > 0 {
+			limit := float64(e.Threshold.Value.Of(o.Capacity)) / float64(o.Capacity)
+			ch <- prometheus.MustNewConstMetric(descLimit, prometheus.GaugeValue, limit, e.Signal.String(), m.thresholds[i])
 		}
 	}
 }

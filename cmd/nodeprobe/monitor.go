@@ -41,6 +41,7 @@ type monitor struct {
 	snapshot   probe.Snapshot
 	verdicts   [pressure.NumConditions]pressure.Verdict
 	estimates  []pressure.Estimate
+	thresholds []string            // as metrics call those of the estimates
 	leaving    error               // why the node is not ready although all is well
 	left       []pressure.Estimate // reused by polled
 	next       time.Duration       // what the pace was last
@@ -59,6 +60,9 @@ func newMonitor(cfg *config, p *policy, healthy func() error, log *slog.Logger, 
 		rules:      pressure.NewJudge(p.rules),
 		forecaster: pressure.NewForecaster(p.thresholds),
 		estimates:  make([]pressure.Estimate, len(p.thresholds)),
+	}
+	for _, t := range p.thresholds {
+		m.thresholds = append(m.thresholds, t.String())
 	}
 	transitions := promauto.With(reg).NewCounterVec(prometheus.CounterOpts{
 		Name: "nodeprobe_condition_transitions_total",

@@ -29,6 +29,7 @@ func overrides() []override {
 		{"hostname-override", "nodeName", "override nodeName", func(c *config) *string { return &c.NodeName }},
 		{"kubeconfig", "kubeconfig", "override kubeconfig", func(c *config) *string { return &c.Kubeconfig }},
 		{"web.listen-address", "webListenAddress", `override webListenAddress; "" turns it off`, func(c *config) *string { return &c.WebListenAddress }},
+		{"web.config.file", "webConfigFile", "override webConfigFile: TLS and users", func(c *config) *string { return &c.WebConfigFile }},
 		{"log.level", "logLevel", "override logLevel", func(c *config) *string { return &c.LogLevel }},
 		{"log.format", "logFormat", "override logFormat", func(c *config) *string { return &c.LogFormat }},
 	}
@@ -36,6 +37,7 @@ func overrides() []override {
 
 func newRunCommand(p *paths) *cobra.Command {
 	var file, table string
+	var profiling bool
 	var kubelet kubeletFiles
 	values := make([]string, len(overrides()))
 	cmd := &cobra.Command{
@@ -54,6 +56,7 @@ configuration file, and that over a kubelet's.`,
 	for i, o := range overrides() {
 		flags.StringVar(&values[i], o.flag, "", o.usage)
 	}
+	flags.BoolVar(&profiling, "web.enable-pprof", false, "serve Go's profiles of this process at /debug/pprof/")
 	flags.StringVar(&table, "table", "auto", "show a live table: auto (in a terminal), on or off")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := oneOf(table, "auto", "on", "off"); err != nil {
@@ -71,12 +74,12 @@ configuration file, and that over a kubelet's.`,
 			return &exitError{exitUsage, err}
 		}
 		live := table == "on" || table == "auto" && isTerminal(cmd.OutOrStdout())
-		return runDaemon(cmd, &cfg, policy, *p, files, live)
+		return runDaemon(cmd, &cfg, policy, *p, files, live, profiling)
 	}
 	return cmd
 }
 
-func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, files configFiles, live bool) error {
+func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, files configFiles, live, profiling bool) error {
 	makeThreads(spareThreads + runtime.GOMAXPROCS(0))
 	ctx, logs := cmd.Context(), cmd.ErrOrStderr()
 	var screen *screen
@@ -89,6 +92,13 @@ func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, files co
 	log := newLogger(logs, cfg.LogFormat, level)
 	klog.SetSlogLogger(slog.New(chatter{log.Handler()})) // client-go logs there
 	logNotes(log, p)
+	var gate *webGate
+	if cfg.WebConfigFile != "" {
+		var err error
+		if gate, err = newWebGate(cfg.WebConfigFile, log); err != nil {
+			return &exitError{exitUsage, err}
+		}
+	}
 	var listener net.Listener
 	address := ""
 	if cfg.WebListenAddress != "" {
@@ -115,6 +125,7 @@ func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, files co
 	if !live { // or else it is the terminal that is gone
 		defer d.reloader.onHangup()()
 	}
+	d.serveMore(gate, cfg, p.nodeName, profiling)
 	log.Info("nodeprobe is running", "version", release, "mode", cfg.Mode, "node", p.nodeName, "listen", address)
 	if screen != nil {
 		stop := screen.start(func(w io.Writer) { d.writeScreen(w, address) }, func() { d.sampler.Wake(probe.CauseView) })

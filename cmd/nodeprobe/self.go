@@ -2,25 +2,13 @@ package main
 
 import (
 	"os"
-	"regexp"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sys/unix"
 )
-
-// goCollector exports what tells a leak: goroutines, threads and collections.
-// The library's full set stops the world to read the heap's, and would be half
-// of what a scrape costs.
-func goCollector() prometheus.Collector {
-	return collectors.NewGoCollector(
-		collectors.WithGoCollectorMemStatsMetricsDisabled(),
-		collectors.WithoutGoCollectorRuntimeMetrics(regexp.MustCompile(`.*`)),
-	)
-}
 
 var (
 	descCPUSeconds = prometheus.NewDesc("process_cpu_seconds_total",

@@ -19,7 +19,7 @@ func (d *daemon) writeScreen(w io.Writer, address string) {
 	}
 	fmt.Fprintf(w, "nodeprobe %s, mode %s, node %s, %s", r.Version, r.Mode, r.NodeName, r.Snapshot.Time.Format(time.DateTime))
 	if address != "" {
-		fmt.Fprintf(w, ", http://%s/", address)
+		fmt.Fprintf(w, ", %s://%s/", d.gate.scheme(), address)
 	}
 	fmt.Fprint(w, "   (Ctrl-C ends)\n\n")
 	_ = writeTable(w, &r.Snapshot) // to memory
