@@ -179,7 +179,7 @@ func leastPrivileged(ds *appsv1.DaemonSet) error {
 	s := ds.Spec.Template.Spec.Containers[0].SecurityContext
 	if *s.Privileged || *s.AllowPrivilegeEscalation || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault ||
 		!slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) ||
-		!slices.Equal(s.Capabilities.Add, []corev1.Capability{"BPF", "PERFMON", "SYS_NICE"}) {
+		!slices.Equal(s.Capabilities.Add, []corev1.Capability{"BPF", "PERFMON"}) {
 		return fmt.Errorf("it may do more, or less: %+v", s)
 	}
 	return nil
