@@ -201,6 +201,13 @@ func (a *Agent) Metric(ctx context.Context, series string) (float64, error) {
 
 // Metrics returns the present value of every series, by how /metrics writes it.
 func (a *Agent) Metrics(ctx context.Context) (map[string]float64, error) {
+	return ReadMetrics(ctx, a.address)
+}
+
+// ReadMetrics is Metrics of an agent that somebody else has started, by the address
+// that it listens at.
+func ReadMetrics(ctx context.Context, address string) (map[string]float64, error) {
+	a := Agent{address: address}
 	code, body, err := a.Get(ctx, "/metrics")
 	if err == nil && code != http.StatusOK {
 		err = fmt.Errorf("/metrics: %d", code)
