@@ -18,7 +18,8 @@ import (
 // lost, or cannot come because its hook is missing.
 type oomReporter struct {
 	cgroupfs string
-	hooked   bool // events can be expected
+	rootfs   string // where a kubelet's logs tell names
+	hooked   bool   // events can be expected
 	// record posts an Event about the node; it must not block.
 	record func(kind, reason, message string)
 	log    *slog.Logger
@@ -38,7 +39,7 @@ func (o *oomReporter) killed(e *bpf.Event) {
 	o.mu.Lock()
 	o.told++
 	o.mu.Unlock()
-	v := identify(o.cgroupfs, e)
+	v := identify(o.cgroupfs, o.rootfs, e)
 	o.log.Info("process killed for lack of memory", v.attrs()...)
 	reason, message := v.event()
 	o.record(v1.EventTypeWarning, reason, message)
@@ -93,15 +94,17 @@ type victim struct {
 	*bpf.Event
 	cgroup    string // "" if it is gone
 	container probe.Container
+	name      probe.PodName // of both; "" where it is not known
 }
 
 // identify finds the victim's cgroup, and the pod and the container if it is
 // one's.
-func identify(cgroupfs string, e *bpf.Event) victim {
+func identify(cgroupfs, rootfs string, e *bpf.Event) victim {
 	v := victim{Event: e}
 	if path, err := probe.CgroupPath(cgroupfs, e.CgroupID); err == nil {
 		v.cgroup = path
 		v.container, _ = probe.ParseContainer(path)
+		v.name = v.container.Name(rootfs)
 	}
 	return v
 }
@@ -115,6 +118,9 @@ func (v victim) attrs() []any {
 	attrs = append(attrs, "cgroup", v.cgroup)
 	if v.container != (probe.Container{}) {
 		attrs = append(attrs, "pod", v.container.PodUID, "container", v.container.ID)
+	}
+	if v.name != (probe.PodName{}) {
+		attrs = append(attrs, "podNamespace", v.name.Namespace, "podName", v.name.Pod, "containerName", v.name.Container)
 	}
 	return attrs
 }
@@ -135,14 +141,31 @@ func (v victim) event() (reason, message string) {
 		reason = "OOMKilling"
 		fmt.Fprintf(&b, "Out of memory: Killed process %d (%s)", v.PID, v.Name())
 	}
+	pod := ""
+	if v.name.Pod != "" {
+		pod = v.name.Namespace + "/" + v.name.Pod
+	}
 	switch {
-	case v.container.PodUID != "":
-		fmt.Fprintf(&b, ", pod: %s", v.container.PodUID)
+	case v.container.PodUID != "" || pod != "":
+		b.WriteString(", pod: " + named(pod, v.container.PodUID))
 	case v.cgroup != "":
 		fmt.Fprintf(&b, ", cgroup: %s", v.cgroup)
 	}
 	if v.container.ID != "" {
-		fmt.Fprintf(&b, ", container: %s", v.container.ID)
+		b.WriteString(", container: " + named(v.name.Container, v.container.ID))
 	}
 	return reason, b.String()
+}
+
+// named is what people call something, and what programs do, as far as they are
+// known.
+func named(name, id string) string {
+	switch {
+	case name == "":
+		return id
+	case id == "":
+		return name
+	default:
+		return name + " (" + id + ")"
+	}
 }

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"errors"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -38,7 +40,9 @@ func TestVictim(t *testing.T) {
 		dir := top
 		for name := range strings.SplitSeq(strings.Trim(path, "/"), "/") {
 			dir = filepath.Join(dir, name)
-			if err := os.Mkdir(dir, 0o755); err != nil {
+			if err := os.Mkdir(dir, 0o755); errors.Is(err, fs.ErrExist) {
+				continue
+			} else if err != nil {
 				t.Fatal(err)
 			}
 			made := dir
@@ -54,6 +58,10 @@ func TestVictim(t *testing.T) {
 		}
 		return &bpf.Event{PID: 7, Comm: [16]byte{'h', 'o', 'g'}, CgroupID: st.Ino, Scope: scope}
 	}
+	rootfs := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(rootfs, "var/log/pods/team-a_web-0_1a1b2c3d-0000-4000-8000-00000000abcd/server"), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	prefix := "/" + filepath.Base(top)
 	for _, test := range []struct {
 		name, scope     string
@@ -67,6 +75,14 @@ func TestVictim(t *testing.T) {
 			"OOMKilling", "Memory cgroup out of memory: Killed process 7 (hog), pod: 0a1b2c3d-0000-4000-8000-00000000abcd, container: " + filepath.Base(container),
 		},
 		{
+			"container of a named pod", "cgroup", event(strings.Replace(container, "0a1b2c3d", "1a1b2c3d", 1), bpf.ScopeCgroup),
+			[]any{
+				"cgroup", prefix + strings.Replace(container, "0a1b2c3d", "1a1b2c3d", 1), "pod", "1a1b2c3d-0000-4000-8000-00000000abcd", "container", filepath.Base(container),
+				"podNamespace", "team-a", "podName", "web-0", "containerName", "server",
+			},
+			"OOMKilling", "Memory cgroup out of memory: Killed process 7 (hog), pod: team-a/web-0 (1a1b2c3d-0000-4000-8000-00000000abcd), container: server (" + filepath.Base(container) + ")",
+		},
+		{
 			"service", "node", event("/system.slice/a.service", bpf.ScopeNode),
 			[]any{"cgroup", prefix + "/system.slice/a.service"},
 			"SystemOOM", "System OOM encountered, victim process: hog, pid: 7, cgroup: " + prefix + "/system.slice/a.service",
@@ -78,7 +94,7 @@ func TestVictim(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			v := identify("/sys/fs/cgroup", test.event)
+			v := identify("/sys/fs/cgroup", rootfs, test.event)
 			want := append([]any{"pid", uint32(7), "name", "hog", "scope", test.scope}, test.attrs...)
 			if got := v.attrs(); !slices.Equal(got, want) {
 				t.Errorf("got %v, want %v", got, want)

@@ -23,8 +23,10 @@ import (
 const confinedEnv = "NODEPROBE_CLUSTER_DIR"
 
 // private are directories whose places kubelets and containerds do not let one
-// choose. Each run has its own in place of the machine's.
-var private = []string{"/var/lib/kubelet", "/var/log/containers", "/run/containerd"}
+// choose, or that nodeprobe looks into. Each run has its own in place of the machine's.
+var private = []string{"/var/lib/kubelet", podLogs, "/var/log/containers", "/run/containerd"}
+
+const podLogs = "/var/log/pods"
 
 // confine runs the tests in a process with mounts of its own. They are shared, as
 // systemd has them and as a container needs them to see later mounts, and they are
@@ -103,21 +105,15 @@ func cgroupDirs(name string) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find cgroups: %w", err)
 	}
-	var v1, v2 []string
+	var dirs []string
 	for line := range strings.Lines(string(mountinfo)) {
 		mount, fstype, _ := strings.Cut(line, " - ")
-		switch fields := strings.Fields(mount); {
-		case len(fields) < 5:
-		case strings.HasPrefix(fstype, "cgroup "):
-			v1 = append(v1, filepath.Join(fields[4], name))
-		case strings.HasPrefix(fstype, "cgroup2 "):
-			v2 = append(v2, filepath.Join(fields[4], name))
+		// Also of v2 beside v1, where runc makes them too.
+		if fields := strings.Fields(mount); len(fields) > 4 && strings.HasPrefix(fstype, "cgroup") {
+			dirs = append(dirs, filepath.Join(fields[4], name))
 		}
 	}
-	if len(v1) > 0 {
-		return v1, nil
-	}
-	return v2, nil
+	return dirs, nil
 }
 
 // tidy ends and removes what a run has left. Of its cgroups only the processes are

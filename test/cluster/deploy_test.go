@@ -23,8 +23,7 @@ const ourPods = "app.kubernetes.io/name=nodeprobe"
 // port, the image that was built, and the limits and directories of this kubelet.
 func (s *stage) overlay(t *testing.T, of string) (dir string) {
 	t.Helper()
-	dir, err := os.MkdirTemp(s.dir, "overlay-")
-	s.must(err)
+	dir = t.TempDir()
 	base, err := filepath.Rel(dir, filepath.Join(s.root, of))
 	s.must(err)
 	host, port, err := net.SplitHostPort(strings.TrimPrefix(s.cp.Config().Host, "https://"))
@@ -120,7 +119,7 @@ func readySince(pod *corev1.Pod) metav1.Time {
 // logPod shows what the pod has logged, from the kubelet's files.
 func (s *stage) logPod(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
-	files, _ := filepath.Glob(filepath.Join(filepath.Dir(s.kubelet.LogFile), "pods", "*_"+pod.Name+"_*", "*", "*.log"))
+	files, _ := filepath.Glob(filepath.Join(podLogs, "*_"+pod.Name+"_*", "*", "*.log"))
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		t.Logf("%s: %v\n%s", file, err, text[max(0, len(text)-4000):])

@@ -37,7 +37,7 @@ func (s *stage) oomKill(t *testing.T) {
 		}, metav1.CreateOptions{})
 		return err
 	})
-	uid, container := string(pod.UID), ""
+	container := ""
 	s.eventually(t, "its process is killed", func() error {
 		now, err := pods.Get(t.Context(), pod.Name, metav1.GetOptions{})
 		if err != nil {
@@ -51,14 +51,15 @@ func (s *stage) oomKill(t *testing.T) {
 		}
 		return fmt.Errorf("it is %+v", now.Status)
 	})
-	s.eventually(t, "an Event names the pod", func() error {
+	want := fmt.Sprintf(", pod: default/%s (%s), container: eater (%s)", pod.Name, pod.UID, container)
+	s.eventually(t, "an Event says"+want, func() error {
 		list, err := s.client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + nodeName})
 		if err != nil {
 			return err
 		}
 		var others []string
 		for _, e := range list.Items {
-			if e.Reason == "OOMKilling" && strings.Contains(e.Message, uid) && strings.Contains(e.Message, container) {
+			if e.Reason == "OOMKilling" && strings.HasSuffix(e.Message, want) {
 				t.Log(e.Message)
 				return nil
 			}

@@ -113,6 +113,8 @@ func (s *stage) startKubelet() {
 		Config: kubelet.Config{
 			"cgroupsPerQOS": true, "cgroupRoot": cgroup,
 			"evictionPressureTransitionPeriod": transition.String(),
+			// Where every kubelet has them, and nodeprobe looks for names.
+			"podLogsDir": podLogs,
 			// What is imported cannot be pulled again.
 			"imageGCHighThresholdPercent": 100, "imageGCLowThresholdPercent": 99,
 		},

@@ -1,0 +1,62 @@
+package probe
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// PodName is what people call a pod and a container of it. A field is "" if it is
+// not known.
+type PodName struct {
+	Namespace, Pod, Container string
+}
+
+// Name finds the names by those of the logs that a kubelet keeps below rootfs:
+//
+//	/var/log/pods/<namespace>_<pod>_<uid>/<container>/
+//	/var/log/containers/<pod>_<namespace>_<container>-<id>.log
+//
+// The second comes a moment after the container has started, and the first is not
+// there where the kubelet's podLogsDir is another. All is "" if there is neither.
+func (c Container) Name(rootfs string) PodName {
+	if c.ID != "" {
+		for _, link := range listNames(rootfs, "var/log/containers") {
+			if name, ok := strings.CutSuffix(link, "-"+c.ID+".log"); ok {
+				// No name of Kubernetes' holds "_".
+				if parts := strings.Split(name, "_"); len(parts) == 3 {
+					return PodName{parts[1], parts[0], parts[2]}
+				}
+			}
+		}
+	}
+	if c.PodUID == "" {
+		return PodName{}
+	}
+	const pods = "var/log/pods"
+	for _, dir := range listNames(rootfs, pods) {
+		if name, ok := strings.CutSuffix(dir, "_"+c.PodUID); ok {
+			parts := strings.Split(name, "_")
+			if len(parts) != 2 {
+				continue
+			}
+			n := PodName{Namespace: parts[0], Pod: parts[1]}
+			if containers := listNames(rootfs, pods, dir); c.ID != "" && len(containers) == 1 {
+				n.Container = containers[0]
+			}
+			return n
+		}
+	}
+	return PodName{}
+}
+
+// listNames returns what is in a directory, which is nothing if it cannot be read.
+func listNames(path ...string) []string {
+	dir, err := os.Open(filepath.Join(path...))
+	if err != nil {
+		return nil
+	}
+	defer dir.Close()
+	all, _ := dir.Readdirnames(-1)
+	return all
+}
