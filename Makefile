@@ -104,6 +104,14 @@ test-outage: deps control-plane ## the API server is away for ten minutes: memor
 parity: deps control-plane ## a real kubelet and nodeprobe on this machine: their Nodes, Leases, Events and writes compared (needs root)
 	go -C test test -count=1 -v -timeout 10m ./parity
 
+# On one machine the pods' host is everybody's: see test/cluster.
+e2e: NEEDED += buildah:buildah
+e2e: deps control-plane ## the image and the manifests in a whole Kubernetes, its pods on this machine, under every pressure (needs root)
+	go -C test test -count=1 -v -timeout 10m ./cluster -run '^TestCluster$$' -pods
+
+test-beside: deps control-plane ## a kubelet's conditions flip beside ours for ten minutes (BESIDE=1h for another time; needs root)
+	go -C test test -count=1 -v -timeout 0 ./cluster -run '^TestBeside$$' -beside $(or $(BESIDE),10m)
+
 control-plane: ## build etcd and Kubernetes' own programs (the first time takes minutes)
 	go -C test run ./cmd/controlplane -build-only
 
@@ -125,4 +133,4 @@ clean: ## remove bin
 help: ## this list
 	@awk -F ':.*## ' '/^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build run demo image test test-flap test-page test-outage parity vet lint check test-kernels generate generate-btf fuzz bench bench-latency bench-overhead bench-idle footprint control-plane deps clean help
+.PHONY: build run demo image test test-flap test-page test-outage parity vet lint check test-kernels generate generate-btf fuzz bench bench-latency bench-overhead bench-idle footprint e2e test-beside control-plane deps clean help
