@@ -91,6 +91,9 @@ bench-idle: control-plane ## wake-ups and CPU while nothing happens, by cause
 footprint: control-plane ## memory and CPU of a minute, beside node_exporter
 	go -C test run ./cmd/footprint
 
+footprint-containers: control-plane ## the same figures with 250 containers on the machine, over those without (needs root)
+	go -C test run ./cmd/footprint -containers 250
+
 test-flap: deps control-plane ## values dance around each limit for three minutes: events, samples, patches (needs root)
 	go -C test test -count=1 -v ./flap -dance
 
@@ -133,4 +136,4 @@ clean: ## remove bin
 help: ## this list
 	@awk -F ':.*## ' '/^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build run demo image test test-flap test-page test-outage parity vet lint check test-kernels generate generate-btf fuzz bench bench-latency bench-overhead bench-idle footprint e2e test-beside control-plane deps clean help
+.PHONY: build run demo image test test-flap test-page test-outage parity vet lint check test-kernels generate generate-btf fuzz bench bench-latency bench-overhead bench-idle footprint e2e test-beside footprint-containers control-plane deps clean help

@@ -15,7 +15,7 @@ import (
 
 const namespace = "nodeprobe"
 
-// pods is of the DaemonSet.
+// ourPods are those of the DaemonSet.
 const ourPods = "app.kubernetes.io/name=nodeprobe"
 
 // overlay writes a kustomization over one of the repository's, with what only

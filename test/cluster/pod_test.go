@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -126,6 +127,8 @@ func (s *stage) bpfPrograms(t *testing.T, pod *corev1.Pod) (ids []uint32) {
 			file.Close()
 		}
 	}
+	slices.Sort(ids)
+	ids = slices.Compact(ids) // one for its link and one for itself
 	t.Logf("processes %v hold BPF programs %v", pids, ids)
 	if len(ids) == 0 {
 		t.Error("the pod has no BPF program")

@@ -31,7 +31,7 @@ const childEnv = "NODEPROBE_PRESSURE_CHILD"
 var mainCalled atomic.Bool
 
 // role is what a child does, as JSON in its environment. Exactly one of
-// Memory, Tasks and Keep is set.
+// Memory, Tasks, Sleep and Keep is set.
 type role struct {
 	// Cgroup is a directory to move into first.
 	Cgroup string `json:",omitempty"`
@@ -39,6 +39,8 @@ type role struct {
 	Memory int64 `json:",omitempty"`
 	// Tasks is how many threads to have in all.
 	Tasks int `json:",omitempty"`
+	// Sleep is to be as small as a process can be.
+	Sleep bool `json:",omitempty"`
 	// Keep is what to undo in the end.
 	Keep []undo `json:",omitempty"`
 }
@@ -83,6 +85,14 @@ func (r role) play() error {
 		holdTasks(r.Tasks)
 	}
 	fmt.Println(readyLine)
+	if r.Sleep {
+		// It waits for the end of its stdin, too, without a runtime of its own.
+		cat, err := exec.LookPath("cat")
+		if err != nil {
+			return err
+		}
+		return syscall.Exec(cat, []string{"cat"}, nil)
+	}
 	// An error ends the wait just as well.
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	return undoAll(r.Keep)

@@ -142,6 +142,41 @@ func TestTasks(t *testing.T) {
 	wantNoneLeft(t, os.Getpid())
 }
 
+func TestContainers(t *testing.T) {
+	need.Root(t)
+	const n = 3
+	p, err := Containers(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Release()
+	procs, err := filepath.Glob(filepath.Join(p.Cgroup, "*", "cgroup.procs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range procs {
+		pid, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		// It is this program until it has become cat.
+		comm := []byte(nil)
+		for deadline := time.Now().Add(10 * time.Second); err == nil && string(comm) != "cat\n" && time.Now().Before(deadline); {
+			comm, err = os.ReadFile("/proc/" + strings.TrimSpace(string(pid)) + "/comm")
+		}
+		if err != nil || string(comm) != "cat\n" {
+			t.Errorf("%s has %q: %s, %v", file, pid, comm, err)
+		}
+	}
+	if len(procs) != n {
+		t.Errorf("%d cgroups, want %d", len(procs), n)
+	}
+	if err := p.Release(); err != nil {
+		t.Error(err)
+	}
+	wantNoneLeft(t, os.Getpid())
+}
+
 func TestDisk(t *testing.T) {
 	need.Root(t)
 	need.Command(t, "mkfs.ext4", "e2fsprogs")

@@ -4,6 +4,7 @@
 //
 //	go run ./cmd/footprint                       # builds all three first
 //	go run ./cmd/footprint -nodeprobe ./nodeprobe -window 5m
+//	go run ./cmd/footprint -containers 250       # with and without them, in turns
 package main
 
 import (
@@ -20,9 +21,11 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/command"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/footprint"
+	"github.com/nodeprobe/nodeprobe/test/pressure"
 )
 
 func main() {
+	pressure.Main()
 	command.Main("footprint", run)
 }
 
@@ -39,6 +42,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	binary := flags.String("nodeprobe", "", "measure this `file` instead of building it from the tree")
 	window := flags.Duration("window", time.Minute, "how long to measure")
 	warmup := flags.Duration("warmup", 10*time.Second, "how long to wait before")
+	containers := flags.Int("containers", 0, "compare with a machine of so many `containers` more")
+	rounds := flags.Int("rounds", 3, "how many windows with containers, and without")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -67,6 +72,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 	defer stop()
 	if err != nil {
 		return err
+	}
+	if *containers > 0 {
+		c := comparison{containers: *containers, rounds: *rounds, window: *window, warmup: *warmup}
+		return c.run(ctx, running, stdout, stderr)
 	}
 	fmt.Fprintf(stderr, "measuring for %s after %s of warm-up\n", *window, *warmup)
 	select {

@@ -10,12 +10,16 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/nodeprobe/nodeprobe/test/footprint"
+	"github.com/nodeprobe/nodeprobe/test/pressure"
 )
 
 // stubEnv makes this test binary behave as nodeprobe, so that the harness is
@@ -29,6 +33,7 @@ func TestMain(m *testing.M) {
 			os.Exit(1)
 		}
 	}
+	pressure.Main()
 	os.Exit(m.Run())
 }
 
@@ -88,6 +93,21 @@ func TestRun(t *testing.T) {
 		if !regexp.MustCompile(`(?m)^RESULT ` + want + ` peer=node_exporter:\d+\.\d$`).Match(stdout.Bytes()) {
 			t.Errorf("no line like RESULT %s", want)
 		}
+	}
+}
+
+func TestContainerResults(t *testing.T) {
+	cost := func(ms, mib int64) map[string]footprint.Cost {
+		return map[string]footprint.Cost{"nodeprobe own": {CPU: time.Duration(ms) * time.Millisecond, RSS: mib << 20}}
+	}
+	var out bytes.Buffer
+	printRatios(&out, []string{"nodeprobe own"}, 250,
+		[]map[string]footprint.Cost{cost(10, 20), cost(90, 20), cost(12, 22)},
+		[]map[string]footprint.Cost{cost(15, 21), cost(11, 21), cost(80, 21)})
+	const want = "nodeprobe own: CPU 12.0 -> 15.0 ms/min, RSS 20.00 -> 21.00 MiB\n" +
+		"RESULT cpu_own_250_containers=1.250 x budget=1.05\nRESULT rss_own_250_containers=1.050 x budget=1.05\n"
+	if out.String() != want {
+		t.Errorf("got %s, want %s", &out, want)
 	}
 }
 
