@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
 )
 
@@ -67,6 +69,35 @@ func onlyOurs(patch []byte) error {
 		}
 	}
 	return nil
+}
+
+// wantOwns wants the API server to count nothing of the Node as ours but conditions
+// of ours.
+func wantOwns(t *testing.T, node *corev1.Node) {
+	t.Helper()
+	found := false
+	for _, m := range node.ManagedFields {
+		if m.Manager != "nodeprobe" {
+			continue
+		}
+		found = true
+		var fields map[string]map[string]map[string]any
+		if err := json.Unmarshal(m.FieldsV1.Raw, &fields); err != nil {
+			t.Fatal(err)
+		}
+		conditions := fields["f:status"]["f:conditions"]
+		if len(fields) != 1 || len(fields["f:status"]) != 1 {
+			t.Errorf("more of the Node than conditions is ours: %s", m.FieldsV1.Raw)
+		}
+		for key := range conditions {
+			if !strings.HasPrefix(key, `k:{"type":"nodeprobe.dev/`) {
+				t.Errorf("%s is ours", key)
+			}
+		}
+	}
+	if !found {
+		t.Error("nothing of the Node is ours")
+	}
 }
 
 // summary is what a write says, in a line.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -19,8 +20,11 @@ import (
 )
 
 // confinedEnv names, within the confined process, the directory that everything of
-// this run is in.
-const confinedEnv = "NODEPROBE_CLUSTER_DIR"
+// this run is in. keeperEnv names it within the process that tidies up.
+const (
+	confinedEnv = "NODEPROBE_CLUSTER_DIR"
+	keeperEnv   = "NODEPROBE_CLUSTER_KEEPER"
+)
 
 // private are directories whose places kubelets and containerds do not let one
 // choose, or that nodeprobe looks into. Each run has its own in place of the machine's.
@@ -39,7 +43,13 @@ func confine(tests func() int) (code int, err error) {
 		}
 		return tests(), nil
 	}
-	dir, err := os.MkdirTemp("", "nodeprobe-cluster-")
+	if dir := os.Getenv(keeperEnv); dir != "" {
+		_, _ = io.Copy(io.Discard, os.Stdin) // until the end of who started it
+		time.Sleep(time.Second)              // for the kubelet to have ended, too
+		return 0, tidy(dir)
+	}
+	// Short, as the paths of sockets below it must be.
+	dir, err := os.MkdirTemp("", "npcluster-")
 	if err != nil {
 		return 1, fmt.Errorf("make directory: %w", err)
 	}
@@ -49,8 +59,12 @@ func confine(tests func() int) (code int, err error) {
 			defer os.Remove(place)
 		}
 	}
+	release, err := keep(dir)
+	if err != nil {
+		return 1, err
+	}
 	code, err = runConfined(dir)
-	err = errors.Join(err, tidy(dir))
+	err = errors.Join(err, tidy(dir), release())
 	if code != 0 || err != nil {
 		fmt.Fprintln(os.Stderr, "files kept in", dir)
 		return code, err
@@ -58,9 +72,28 @@ func confine(tests func() int) (code int, err error) {
 	return code, os.RemoveAll(dir)
 }
 
+// keep starts a process that tidies up when this one has ended, be it killed.
+func keep(dir string) (release func() error, err error) {
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Env = append(os.Environ(), keeperEnv+"="+dir)
+	cmd.Stderr = os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // ^C is not for it
+	stdin, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("start keeper: %w", err)
+	}
+	return func() error {
+		stdin.Close()
+		return cmd.Wait()
+	}, nil
+}
+
 func runConfined(dir string) (code int, err error) {
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), confinedEnv+"="+dir)
+	cmd.Env = append(os.Environ(), confinedEnv+"="+dir, "TMPDIR="+dir)
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
 	// Pdeathsig is sent when the parent thread ends.
