@@ -82,12 +82,12 @@ func wantOwns(t *testing.T, node *corev1.Node) {
 		}
 		found = true
 		var fields map[string]map[string]map[string]any
-		if err := json.Unmarshal(m.FieldsV1.Raw, &fields); err != nil {
+		if err := json.Unmarshal(m.FieldsV1.GetRawBytes(), &fields); err != nil {
 			t.Fatal(err)
 		}
 		conditions := fields["f:status"]["f:conditions"]
 		if len(fields) != 1 || len(fields["f:status"]) != 1 {
-			t.Errorf("more of the Node than conditions is ours: %s", m.FieldsV1.Raw)
+			t.Errorf("more of the Node than conditions is ours: %s", m.FieldsV1.GetRawString())
 		}
 		for key := range conditions {
 			if !strings.HasPrefix(key, `k:{"type":"nodeprobe.dev/`) {
