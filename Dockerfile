@@ -1,4 +1,5 @@
-# The binary is static, so the image holds nothing else.
+# The binary is static, so the image holds nothing else. Where there is buildah,
+# "make image" builds the binary itself and takes only the second stage from here.
 FROM --platform=$BUILDPLATFORM golang:1.26 AS build
 ARG TARGETOS TARGETARCH VERSION=v0.1.0-dev
 WORKDIR /src

@@ -20,10 +20,12 @@ import (
 )
 
 // confinedEnv names, within the confined process, the directory that everything of
-// this run is in. keeperEnv names it within the process that tidies up.
+// this run is in. keeperEnv names it within the process that tidies up, and
+// keeperMadeEnv the directories outside of it that were made for this run.
 const (
-	confinedEnv = "NODEPROBE_CLUSTER_DIR"
-	keeperEnv   = "NODEPROBE_CLUSTER_KEEPER"
+	confinedEnv   = "NODEPROBE_CLUSTER_DIR"
+	keeperEnv     = "NODEPROBE_CLUSTER_KEEPER"
+	keeperMadeEnv = "NODEPROBE_CLUSTER_MADE"
 )
 
 // private are directories whose places kubelets and containerds do not let one
@@ -46,18 +48,16 @@ func confine(tests func() int) (code int, err error) {
 	if dir := os.Getenv(keeperEnv); dir != "" {
 		_, _ = io.Copy(io.Discard, os.Stdin) // until the end of who started it
 		time.Sleep(time.Second)              // for the kubelet to have ended, too
-		return 0, tidy(dir)
+		err := tidy(dir)
+		for _, place := range filepath.SplitList(os.Getenv(keeperMadeEnv)) {
+			_ = os.Remove(place) // it stays if somebody else has come to use it
+		}
+		return 0, err
 	}
 	// Short, as the paths of sockets below it must be.
 	dir, err := os.MkdirTemp("", "npcluster-")
 	if err != nil {
 		return 1, fmt.Errorf("make directory: %w", err)
-	}
-	for _, place := range private {
-		// Kept if it is there already, or if somebody else comes to use it.
-		if os.MkdirAll(filepath.Dir(place), 0o755) == nil && os.Mkdir(place, 0o755) == nil {
-			defer os.Remove(place)
-		}
 	}
 	release, err := keep(dir)
 	if err != nil {
@@ -72,10 +72,17 @@ func confine(tests func() int) (code int, err error) {
 	return code, os.RemoveAll(dir)
 }
 
-// keep starts a process that tidies up when this one has ended, be it killed.
+// keep makes the private directories that the machine lacks, and starts a process
+// that tidies up when this one has ended, be it killed.
 func keep(dir string) (release func() error, err error) {
+	var made []string
+	for _, place := range private {
+		if os.MkdirAll(filepath.Dir(place), 0o755) == nil && os.Mkdir(place, 0o755) == nil {
+			made = append(made, place)
+		}
+	}
 	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), keeperEnv+"="+dir)
+	cmd.Env = append(os.Environ(), keeperEnv+"="+dir, keeperMadeEnv+"="+strings.Join(made, string(filepath.ListSeparator)))
 	cmd.Stderr = os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // ^C is not for it
 	stdin, err := cmd.StdinPipe()
