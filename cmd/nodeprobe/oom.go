@@ -147,19 +147,19 @@ func (v victim) event() (reason, message string) {
 	}
 	switch {
 	case v.container.PodUID != "" || pod != "":
-		b.WriteString(", pod: " + named(pod, v.container.PodUID))
+		b.WriteString(", pod: " + nameAndID(pod, v.container.PodUID))
 	case v.cgroup != "":
 		fmt.Fprintf(&b, ", cgroup: %s", v.cgroup)
 	}
 	if v.container.ID != "" {
-		b.WriteString(", container: " + named(v.name.Container, v.container.ID))
+		b.WriteString(", container: " + nameAndID(v.name.Container, v.container.ID))
 	}
 	return reason, b.String()
 }
 
-// named is what people call something, and what programs do, as far as they are
+// nameAndID is what people call something, and what programs do, as far as they are
 // known.
-func named(name, id string) string {
+func nameAndID(name, id string) string {
 	switch {
 	case name == "":
 		return id
