@@ -106,15 +106,15 @@ func TestHotPlug(t *testing.T) {
 	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64m"); err != nil {
 		t.Fatal(err)
 	}
-	n := newNode(t, controlplane.StartForTest(t), agent.Config{
-		"rootDirectory": dir, "systemReserved": map[string]string{"cpu": "500m", "memory": "1Gi"},
-	})
-	n.spec.Args = []string{"--path.procfs", h.procfs, "--path.sysfs", h.sysfs}
 	t.Cleanup(func() { // after nodeprobe has ended
 		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
 			t.Error(err)
 		}
 	})
+	n := newNode(t, controlplane.StartForTest(t), agent.Config{
+		"rootDirectory": dir, "systemReserved": map[string]string{"cpu": "500m", "memory": "1Gi"},
+	})
+	n.spec.Args = []string{"--path.procfs", h.procfs, "--path.sysfs", h.sysfs}
 	n.startReady()
 
 	check := func(when string, cpus, memory, swap, hugePages, disk int64) {
