@@ -106,11 +106,13 @@ func (m *monitor) observe(s *probe.Snapshot) (next time.Duration) {
 // taken over by the next snapshot.
 func (m *monitor) change(cfg *config, p *policy) {
 	m.mu.Lock()
-	defer m.mu.Unlock()
 	m.transition, m.interval = cfg.EvictionPressureTransitionPeriod, cfg.SampleInterval
 	m.evaluator.Change(p.thresholds, m.transition)
+	m.rules.Change(p.rules)
 	m.forecaster.Change(p.thresholds)
 	m.estimates = slices.Clone(m.forecaster.Observe(&m.snapshot))
+	m.mu.Unlock()
+	m.changed() // a condition of ours may be gone
 }
 
 // polled returns the estimates of limits that nothing but samples can tell of.

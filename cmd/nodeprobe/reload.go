@@ -28,7 +28,7 @@ import (
 var changeable = []string{
 	"sampleInterval", "logLevel",
 	"evictionHard", "evictionSoft", "evictionSoftGracePeriod", "evictionMinimumReclaim",
-	"evictionPressureTransitionPeriod", "enforceNodeAllocatable",
+	"evictionPressureTransitionPeriod", "enforceNodeAllocatable", "conditions",
 	"nodeStatusUpdateFrequency", "nodeStatusReportFrequency",
 	"maxPods", "podsPerCore", "systemReserved", "kubeReserved", "reservedSystemCPUs", "localStorageCapacityIsolation",
 }
@@ -267,5 +267,5 @@ func (o *owner) change(cfg *config, p *policy, s *probe.Snapshot) error {
 	return nil
 }
 
-// change finds nothing of its own: conditions come from rules, which stay.
+// change finds nothing of its own: the rules are the monitor's.
 func (a *augmenter) change(*config, *policy, *probe.Snapshot) error { return nil }

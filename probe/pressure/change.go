@@ -1,6 +1,9 @@
 package pressure
 
-import "time"
+import (
+	"reflect"
+	"time"
+)
 
 // Change replaces the thresholds and the transition period, from the next snapshot
 // on. A threshold that stays keeps what is known about it, and a condition what it
@@ -22,6 +25,25 @@ func (e *Evaluator) Change(thresholds []Threshold, transitionPeriod time.Duratio
 	}
 	next.verdicts = e.verdicts
 	*e = *next
+}
+
+// Change replaces the rules, from the next snapshot on. A condition that stays keeps
+// its status until the new rule decides otherwise, and is said in the new rule's
+// words.
+func (j *Judge) Change(rules []Rule) {
+	next := NewJudge(rules)
+	for i, r := range rules {
+		for k, old := range j.rules {
+			if old.Type != r.Type {
+				continue
+			}
+			next.states[i], next.findings[i] = j.states[k], j.findings[k]
+			if !reflect.DeepEqual(old, r) {
+				next.findings[i].Since = time.Time{} // it is to be said anew
+			}
+		}
+	}
+	*j = *next
 }
 
 // Change replaces the thresholds, from the next snapshot on. What is known about

@@ -164,6 +164,43 @@ func TestJudgeSeed(t *testing.T) {
 	}
 }
 
+// Another configuration: a rule that stays keeps what is known, one that changed is
+// judged and said anew, and one that is gone is gone.
+func TestJudgeChange(t *testing.T) {
+	named := func(kind, when string) Rule {
+		r := rules(t, when)[0]
+		r.Type, r.Hold = kind, time.Minute
+		return r
+	}
+	short := func(after time.Duration) *probe.Snapshot {
+		s := node(after)
+		s.Signals[probe.MemoryAvailable].Available = 100
+		return s
+	}
+	j := NewJudge([]Rule{named("a", "memory.available < 1Gi"), named("b", "memory.available < 1Gi"), named("c", "memory.available < 1Gi")})
+	first, _ := j.Observe(short(0), noVerdicts())
+	was := first[0]
+	j.Change([]Rule{named("a", "memory.available < 1Gi"), named("c", "memory.available < 2Gi"), named("d", "nodefs.readonly")})
+	got, changed := j.Observe(short(time.Second), noVerdicts())
+	if len(got) != 3 || !changed || got[0] != was {
+		t.Errorf("changed %v: %+v", changed, got)
+	}
+	if c := got[1]; c.Type != "c" || c.Status != True || c.Message != "memory.available is 100, below 2Gi" {
+		t.Errorf("a rule that changed: %+v", c)
+	}
+	if d := got[2]; d.Type != "d" || d.Status != False {
+		t.Errorf("a new rule: %+v", d)
+	}
+	// The hold goes on.
+	got, _ = j.Observe(node(10*time.Second), noVerdicts())
+	if got[0].Status != True || got[1].Status != True {
+		t.Errorf("within the hold: %+v", got)
+	}
+	if got, _ = j.Observe(node(62*time.Second), noVerdicts()); got[0].Status != False || got[1].Status != False {
+		t.Errorf("after it: %+v", got)
+	}
+}
+
 func TestJudgeRelease(t *testing.T) {
 	r := rules(t, "memory.available < 1Gi")
 	r[0].For, r[0].Hold = 5*time.Second, 20*time.Second

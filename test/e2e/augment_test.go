@@ -3,9 +3,12 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -151,6 +154,26 @@ func TestAugment(t *testing.T) {
 	}
 	n.wantAugmentEvents()
 
+	// Another configuration while it runs: one row is gone, one is new.
+	n.spec.Config["conditions"] = map[string]any{"example.com/Added": map[string]any{"when": []string{"nodefs.available < 1Mi"}, "reason": "Bad", "okReason": "Good"}}
+	config, err := json.Marshal(n.spec.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(n.spec.Dir, n.name+".yaml"), config, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Kill(a.PID(), syscall.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	n.waitCondition("example.com/Added", corev1.ConditionFalse)
+	eventually(t, "the row that is gone has no condition", func() error {
+		if left := n.ours(); slices.Contains(left, "example.com/Dropped") {
+			return fmt.Errorf("there is %v", left)
+		}
+		return nil
+	})
+
 	// Another configuration; and the end.
 	n.spec.Config["conditions"] = map[string]any{"nodeprobe.dev/PIDPressure": map[string]any{"when": []string{}}}
 	n.spec.Config["conditionsOnExit"] = "keep"
@@ -179,7 +202,7 @@ func TestAugment(t *testing.T) {
 func (n *node) ours() (types []string) {
 	n.t.Helper()
 	for _, c := range n.mustGet().Status.Conditions {
-		if strings.HasPrefix(string(c.Type), "nodeprobe.dev/") || c.Type == "example.com/Dropped" {
+		if strings.HasPrefix(string(c.Type), "nodeprobe.dev/") || strings.HasPrefix(string(c.Type), "example.com/") {
 			types = append(types, string(c.Type))
 		}
 	}
