@@ -1,0 +1,41 @@
+{{- define "nodeprobe.name" -}}
+{{- if contains "nodeprobe" .Release.Name }}{{ .Release.Name }}{{ else }}{{ .Release.Name }}-nodeprobe{{ end }}
+{{- end }}
+
+{{- /* The alerts and the dashboard look for the job by app.kubernetes.io/name. */}}
+{{- define "nodeprobe.selector" -}}
+app.kubernetes.io/name: nodeprobe
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "nodeprobe.labels" -}}
+{{ include "nodeprobe.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+
+{{- define "nodeprobe.account" -}}
+{{ .Values.serviceAccount.name | default (include "nodeprobe.name" .) }}
+{{- end }}
+
+{{- /* What is configured, over what the mode needs. */}}
+{{- define "nodeprobe.config" -}}
+{{- $config := dict "apiVersion" "nodeprobe.dev/v1alpha1" "kind" "NodeProbeConfiguration" "webListenAddress" ":9732" }}
+{{- if eq .Values.mode "own" }}
+{{- $config = merge $config (dict "impersonateNode" (not .Values.config.kubeconfig) "registerNode" false) }}
+{{- end }}
+{{- mergeOverwrite $config (deepCopy .Values.config) (dict "mode" .Values.mode) | toYaml }}
+{{- end }}
+
+{{- /* Who the pods are to the API server: "none", their service account, or the node. */}}
+{{- define "nodeprobe.identity" -}}
+{{- $config := include "nodeprobe.config" . | fromYaml }}
+{{- if $config.kubeconfig }}none
+{{- else if eq .Values.mode "observe" }}
+{{- if $config.shadow }}{{ fail "config.shadow in mode observe needs config.kubeconfig" }}{{ end }}none
+{{- else if $config.impersonateNode }}node
+{{- else if eq .Values.mode "own" }}{{ fail "mode own needs config.impersonateNode or config.kubeconfig" }}
+{{- else }}account
+{{- end }}
+{{- end }}
