@@ -2,6 +2,7 @@ package deploy
 
 import (
 	"bytes"
+	"errors"
 	"maps"
 	"os"
 	"os/exec"
@@ -12,6 +13,7 @@ import (
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
@@ -47,8 +49,10 @@ var charts = []struct {
 	{"own", "nodeprobe-own", []string{"mode=own"}, []string{"overlays/own", "overlays/own/identity"}, onlyChosenNodes},
 	{"least privilege", "nodeprobe", []string{"privileged=false"}, []string{"overlays/least-privilege", "identity"}, leastPrivileged},
 	{
-		"impersonation", "nodeprobe", []string{"config.impersonateNode=true"},
-		[]string{"overlays/impersonation", "overlays/impersonation/identity"}, privileged,
+		"impersonation", "nodeprobe",
+		[]string{"config.impersonateNode=true"},
+		[]string{"overlays/impersonation", "overlays/impersonation/identity"},
+		privileged,
 	},
 }
 
@@ -152,15 +156,51 @@ func TestHelmNames(t *testing.T) {
 	}
 }
 
+// Installed, the chart's policies hold the pods to their own nodes and to the conditions
+// that are configured; uninstalled, nothing of it is left.
+func TestHelmInstalled(t *testing.T) {
+	helm := helm(t)
+	s := newStage(t, "namespace")
+	release := []string{"nodeprobe", "--namespace=nodeprobe", "--kubeconfig=" + s.cp.AdminKubeconfig()}
+	run(t, nil, helm, append([]string{"install"}, append(release, filepath.Join(productRoot(t), "deploy", "helm", "nodeprobe"),
+		"--set=serviceAccount.name=reporter", `--set-json=config.conditions={"example.com/Ours":{"when":["DiskPressure"]}}`)...)...)
+	onA := s.client(s.config(s.pod("a")))
+	s.waitPolicies(onA, "nodeprobe-node", "nodeprobe-event")
+	const ours, others = `"type":"example.com/Ours","status":"False"`, `"type":"example.com/Problem3","status":"True"`
+	for _, tt := range []struct{ node, condition, want string }{
+		{"a", ourCondition, ""},
+		{"a", ours, ""},
+		{"a", others, "nodeprobe may not add, change or remove conditions of others: example.com/Problem3"},
+		{"b", ourCondition, "nodeprobe on node a may not write node b"},
+	} {
+		err := patchStatus(t, onA, tt.node, conditionPatch(tt.condition), metav1.PatchOptions{})
+		if tt.want != "" {
+			err = wantError(err, tt.want)
+		}
+		if err != nil {
+			t.Errorf("on node %s, %s: %v", tt.node, tt.condition, err)
+		}
+	}
+
+	run(t, nil, helm, append([]string{"uninstall"}, release...)...)
+	const kinds = "validatingadmissionpolicies,validatingadmissionpolicybindings,clusterroles,clusterrolebindings,roles,rolebindings,daemonsets,configmaps,serviceaccounts"
+	s.eventually("all is gone", func() error {
+		if left := s.run("get", kinds, "--all-namespaces", "--selector=app.kubernetes.io/managed-by=Helm", "--output=name"); left != "" {
+			return errors.New(left)
+		}
+		return nil
+	})
+}
+
 // Values that cannot work are refused before anything is installed.
 func TestHelmRefuses(t *testing.T) {
 	helm := helm(t)
 	chart := filepath.Join(productRoot(t), "deploy", "helm", "nodeprobe")
 	for set, want := range map[string]string{
-		"mode=watch":                        "mode",
-		"config.mode=own":                   "config",
-		"resources.limits.memory=1Gi":       "limits",
-		"mode=own,config.registerNode=true": "",
+		"mode=watch":                            "mode",
+		"config.mode=own":                       "config",
+		"resources.limits.memory=1Gi":           "limits",
+		"mode=own,config.registerNode=true":     "",
 		"mode=own,config.impersonateNode=false": "mode own needs config.impersonateNode or config.kubeconfig",
 		"mode=observe,config.shadow=true":       "config.shadow in mode observe needs config.kubeconfig",
 		"config.webListenAddress=":              "config.webListenAddress is what the pod's probes ask",

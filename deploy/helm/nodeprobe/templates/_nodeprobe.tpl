@@ -23,7 +23,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- define "nodeprobe.config" -}}
 {{- $config := dict "apiVersion" "nodeprobe.dev/v1alpha1" "kind" "NodeProbeConfiguration" "webListenAddress" ":9732" }}
 {{- if eq .Values.mode "own" }}
-{{- $config = merge $config (dict "impersonateNode" (not .Values.config.kubeconfig) "registerNode" false) }}
+{{- $config = merge $config (dict "impersonateNode" (not .Values.config.kubeconfig) "registerNode" false "containerRuntimeEndpoint" "") }}
 {{- end }}
 {{- mergeOverwrite $config (deepCopy .Values.config) (dict "mode" .Values.mode) | toYaml }}
 {{- end }}
