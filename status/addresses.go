@@ -138,7 +138,7 @@ func (a *Addresses) choose(ctx context.Context, present []v1.NodeAddress) (net.I
 	if a.last == nil {
 		return a.search(ctx, present)
 	}
-	if !a.last.fresh(time.Now()) {
+	if a.last.at.IsZero() || a.last.stale(time.Now()) {
 		ip, err := a.search(ctx, present)
 		*a.last = choice{time.Now(), ip, err}
 	}
@@ -272,13 +272,11 @@ const (
 	choiceFailed = 10 * time.Second
 )
 
-func (c *choice) fresh(now time.Time) bool {
-	if c.at.IsZero() {
-		return false
-	}
+// stale says whether there was a choice that does not serve any longer.
+func (c *choice) stale(now time.Time) bool {
 	serves := choiceServes
 	if c.err != nil {
 		serves = choiceFailed
 	}
-	return now.Sub(c.at) < serves
+	return !c.at.IsZero() && now.Sub(c.at) >= serves
 }

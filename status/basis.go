@@ -24,8 +24,8 @@ type basis struct {
 	unhealthy string
 }
 
-// basisServes is how long a pass is taken for granted: addresses are looked up as
-// often (choiceServes).
+// basisServes is how long a pass is taken for granted, unless an address that it
+// took from an earlier one (choice) has to be looked up before.
 const basisServes = time.Minute
 
 // idle is the latest pass that found nothing to post.
@@ -49,7 +49,7 @@ func newBasis(node *v1.Node, facts *Facts) basis {
 }
 
 // serves says whether a pass with this basis is known to find nothing to post.
-func (i *idle) serves(b *basis, now time.Time) bool {
+func (i *idle) serves(b *basis, address *choice, now time.Time) bool {
 	age := now.Sub(i.at)
-	return age >= 0 && age < basisServes && *b == i.basis
+	return age >= 0 && age < basisServes && !address.stale(now) && *b == i.basis
 }

@@ -50,6 +50,43 @@ func TestChangeIsFoundByTheNextPass(t *testing.T) {
 	}
 }
 
+// lookup makes an Addresses whose name server answers by f.
+func lookup(f func() ([]net.IP, error)) Addresses {
+	return Addresses{
+		NodeName: nodeName, Hostname: nodeName,
+		Lookup:       func(context.Context, string) ([]net.IP, error) { return f() },
+		DefaultRoute: func(net.IP) (net.IP, error) { return nil, errors.New("no route") },
+		Interfaces:   func() ([]net.Addr, error) { return ownAddresses("10.0.0.1", "10.0.0.2"), nil },
+	}
+}
+
+// A pass that posts something else does not make an address serve for longer.
+func TestAddressIsFoundByTheMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		cfg := s.config()
+		var moved atomic.Bool
+		cfg.Addresses = lookup(func() ([]net.IP, error) {
+			if moved.Load() {
+				return []net.IP{net.ParseIP("10.0.0.2")}, nil
+			}
+			return []net.IP{net.ParseIP("10.0.0.1")}, nil
+		})
+		s.steady(cfg, func() {
+			s.sleep(44 * time.Second)
+			s.judge(pressure.MemoryPressure, true)
+			s.sleep(time.Second)
+			s.api.took(t, "judged", "PATCH")
+			moved.Store(true)
+			s.sleep(30 * time.Second)
+			s.api.took(t, "moved", "PATCH")
+			if got := s.api.current().Status.Addresses[0].Address; got != "10.0.0.2" {
+				t.Errorf("the address is %s", got)
+			}
+		})
+	})
+}
+
 // What setters find out by themselves is found within a minute, and at once if
 // they had failed; those of users run at every pass.
 func TestPassesThatAreLeftOut(t *testing.T) {
@@ -57,18 +94,13 @@ func TestPassesThatAreLeftOut(t *testing.T) {
 		s := newScene(t)
 		cfg := s.config()
 		lookups := 0
-		cfg.Addresses = Addresses{
-			NodeName: nodeName, Hostname: nodeName,
-			Lookup: func(context.Context, string) ([]net.IP, error) {
-				lookups++
-				if lookups == 2 {
-					return nil, errors.New("no name server")
-				}
-				return []net.IP{net.ParseIP("10.0.0.1")}, nil
-			},
-			DefaultRoute: func(net.IP) (net.IP, error) { return nil, errors.New("no route") },
-			Interfaces:   func() ([]net.Addr, error) { return ownAddresses("10.0.0.1"), nil },
-		}
+		cfg.Addresses = lookup(func() ([]net.IP, error) {
+			lookups++
+			if lookups == 2 {
+				return nil, errors.New("no name server")
+			}
+			return []net.IP{net.ParseIP("10.0.0.1")}, nil
+		})
 		s.steady(cfg, func() {
 			s.sleep(5 * time.Minute)
 			if lookups < 5 || lookups > 7 {

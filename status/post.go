@@ -172,7 +172,7 @@ func (u *Updater) draft(ctx context.Context, old *v1.Node, facts *Facts, now tim
 	}
 	u.tellSchedulable(old)
 	from := newBasis(old, facts)
-	if !due && len(u.cfg.Setters) == 0 && u.idle.serves(&from, now) {
+	if !due && len(u.cfg.Setters) == 0 && u.idle.serves(&from, u.cfg.Addresses.last, now) {
 		return draft{}
 	}
 	next := old.DeepCopy()
