@@ -19,6 +19,7 @@ type PodName struct {
 //
 // The second comes a moment after the container has started, and the first is not
 // there where the kubelet's podLogsDir is another. All is "" if there is neither.
+// It may hang, as the node's disk may.
 func (c Container) Name(rootfs string) PodName {
 	if c.ID != "" {
 		for _, link := range listNames(rootfs, "var/log/containers") {
@@ -50,9 +51,14 @@ func (c Container) Name(rootfs string) PodName {
 	return PodName{}
 }
 
-// listNames returns what is in a directory, which is nothing if it cannot be read.
-func listNames(path ...string) []string {
-	dir, err := os.Open(filepath.Join(path...))
+// listNames returns what is in a directory of the node, which is nothing if it
+// cannot be read.
+func listNames(rootfs string, path ...string) []string {
+	at, err := nodePath(rootfs, filepath.Join(append([]string{"/"}, path...)...))
+	if err != nil {
+		return nil
+	}
+	dir, err := os.Open(at)
 	if err != nil {
 		return nil
 	}

@@ -33,10 +33,10 @@ var BuiltIn = []v1.NodeConditionType{
 // nothing else. Its patch is put together from them alone, so that no other part of
 // the Node can get into it.
 type augmentation struct {
-	entries []any // of the patch: all of ours
-	news    []any // of the patch: those that have changed
-	told    []told
-	err     error // why some were left out
+	all, news []setCondition  // of the patch: each of ours, and those that have changed
+	drop      []dropCondition // of the patch: those that are to go
+	told      []told
+	err       error // why some were left out
 }
 
 // condition entries of a patch. A patch of conditions is merged by type.
@@ -73,7 +73,7 @@ func augment(node *v1.Node, findings []pressure.Finding, now time.Time) augmenta
 	for i := range node.Status.Conditions {
 		kind := string(node.Status.Conditions[i].Type)
 		if isOurs(kind, writers[kind]) && !slices.ContainsFunc(findings, func(f pressure.Finding) bool { return f.Type == kind }) {
-			a.news = append(a.news, dropCondition{"delete", kind})
+			a.drop = append(a.drop, dropCondition{"delete", kind})
 		}
 	}
 	if len(foreign) > 0 {
@@ -105,7 +105,7 @@ func (a *augmentation) add(nodeName string, f *pressure.Finding, existing *v1.No
 	if was.Status != entry.Status {
 		entry.LastTransitionTime = transitionTime(f.Since, was.LastTransitionTime, now)
 	}
-	a.entries = append(a.entries, entry)
+	a.all = append(a.all, entry)
 	// The words of True hold a figure, which may be another one after a restart.
 	if was.Status == entry.Status && was.Reason == entry.Reason {
 		return
@@ -121,16 +121,21 @@ func (a *augmentation) add(nodeName string, f *pressure.Finding, existing *v1.No
 	a.told = append(a.told, told{kind, entry.Reason, fmt.Sprintf("Node %s condition %s is now %s: %s", nodeName, f.Type, entry.Status, f.Message)})
 }
 
-// patch returns the body of the patch: all entries where the period is over.
+// changed says whether there is anything that the API server does not have yet.
+func (a *augmentation) changed() bool { return len(a.news)+len(a.drop) > 0 }
+
+// patch returns the body of the patch: all of ours where the period is over.
 func (a *augmentation) patch(all bool) ([]byte, error) {
-	entries := a.news
+	set := a.news
 	if all {
-		entries = slices.Clone(a.entries)
-		for _, e := range a.news {
-			if drop, ok := e.(dropCondition); ok {
-				entries = append(entries, drop)
-			}
-		}
+		set = a.all
+	}
+	entries := make([]any, 0, len(set)+len(a.drop))
+	for _, e := range set {
+		entries = append(entries, e)
+	}
+	for _, e := range a.drop {
+		entries = append(entries, e)
 	}
 	body := map[string]any{"status": map[string]any{"conditions": entries}}
 	patch, err := json.Marshal(body)
@@ -148,7 +153,7 @@ func Cleanup(ctx context.Context, nodes Nodes, name string) (removed []string, e
 		return nil, fmt.Errorf("get node %s: %w", name, err)
 	}
 	a := augment(node, nil, time.Time{})
-	if len(a.news) == 0 {
+	if !a.changed() {
 		return nil, nil
 	}
 	patch, err := a.patch(false)
@@ -158,8 +163,8 @@ func Cleanup(ctx context.Context, nodes Nodes, name string) (removed []string, e
 	if _, err := nodes.PatchStatus(ctx, name, patch); err != nil {
 		return nil, fmt.Errorf("patch status of node %s: %w", name, err)
 	}
-	for _, e := range a.news {
-		removed = append(removed, e.(dropCondition).Type)
+	for _, e := range a.drop {
+		removed = append(removed, e.Type)
 	}
 	slices.Sort(removed)
 	return removed, nil

@@ -141,7 +141,7 @@ func TestAugment(t *testing.T) {
 			if test.all == nil {
 				test.all = test.news
 			}
-			if len(got.news) > 0 {
+			if got.changed() {
 				diff(t, "news", test.news, patchOf(t, &got, false))
 			} else if len(test.news) > 0 {
 				t.Error("no news")

@@ -165,10 +165,10 @@ func (u *Updater) draft(ctx context.Context, old *v1.Node, facts *Facts, now tim
 	case u.cfg.Augment != nil:
 		a := augment(old, u.cfg.Augment(), now)
 		u.noteSetters(a.err)
-		if len(a.entries)+len(a.news) == 0 {
+		if len(a.all) == 0 && !a.changed() {
 			return draft{}
 		}
-		return draft{len(a.news) > 0, func() ([]byte, error) { return a.patch(due) }, func() []told { return a.told }}
+		return draft{a.changed(), func() ([]byte, error) { return a.patch(due) }, func() []told { return a.told }}
 	}
 	u.tellSchedulable(old)
 	from := newBasis(old, facts)

@@ -13,7 +13,6 @@ import (
 
 func newCleanupCommand() *cobra.Command {
 	var file string
-	values := map[string]*string{"kubeconfig": new(string), "hostname-override": new(string)}
 	cmd := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove the conditions that mode augment has put on the Node",
@@ -25,19 +24,9 @@ earlier configurations are among them. A kubelet's are never touched.`,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&file, "config", "", "configuration file; see nodeprobe config default")
-	for _, o := range overrides() {
-		if value := values[o.flag]; value != nil {
-			flags.StringVar(value, o.flag, "", o.usage)
-		}
-	}
+	settings := addOverrides(cmd, "kubeconfig", "hostname-override")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		var settings []setting
-		for _, o := range overrides() {
-			if flags.Changed(o.flag) {
-				settings = append(settings, setting{flag: o.flag, field: o.field, value: *values[o.flag], target: o.target})
-			}
-		}
-		cfg, policy, err := loadConfig(file, kubeletFiles{}, settings...)
+		cfg, policy, err := loadConfig(file, kubeletFiles{}, settings()...)
 		if err != nil {
 			return &exitError{exitUsage, err}
 		}

@@ -64,7 +64,7 @@ func newAPIClient(kubeconfig, node string, impersonate bool) (*apiClient, error)
 	dialer := &net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}
 	a := &apiClient{connections: connrotation.NewDialer(dialer.DialContext)}
 	cfg.Dial = a.connections.DialContext
-	cfg.UserAgent = "nodeprobe/" + version()
+	cfg.UserAgent = status.Manager + "/" + version()
 	if impersonate {
 		// Nothing but the name: with groups it would be impersonation of the old kind.
 		cfg.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + node}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -54,10 +55,10 @@ func (r *conditionRow) parse(kind string) (pressure.Rule, []error) {
 	}
 	for _, d := range []struct {
 		name  string
-		value interface{ Seconds() float64 }
+		value time.Duration
 	}{{"for", r.For}, {"hold", r.Hold}} {
-		if d.value.Seconds() < 0 {
-			errs = append(errs, fmt.Errorf("%s: %v is less than 0s", d.name, d.value))
+		if err := atLeast(d.value, 0); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", d.name, err))
 		}
 	}
 	for _, reason := range []struct{ name, value string }{{"reason", r.Reason}, {"okReason", r.OKReason}} {
@@ -95,7 +96,7 @@ func (m *monitor) findings() []pressure.Finding {
 func (m *monitor) adoptRules(node *v1.Node) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if booted := m.snapshot.Machine.BootID; booted != "" && booted != node.Status.NodeInfo.BootID {
+	if m.rebooted(node) {
 		return
 	}
 	for _, c := range node.Status.Conditions {

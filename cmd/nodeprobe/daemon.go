@@ -103,7 +103,8 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 		record = d.writer.record
 	}
 	d.oom = &oomReporter{
-		cgroupfs: filepath.Join(paths.sysfs, "fs/cgroup"), rootfs: paths.rootfs, hooked: attached(d.sensor.Hooks(), bpf.OOM),
+		cgroupfs: filepath.Join(paths.sysfs, "fs/cgroup"), hooked: attached(d.sensor.Hooks(), bpf.OOM),
+		names:  boundedNames(func(c probe.Container) probe.PodName { return c.Name(paths.rootfs) }),
 		record: record, log: log,
 	}
 	d.mounts = &mountReporter{record: record, log: log}

@@ -38,9 +38,6 @@ type guard struct {
 	tripped atomic.Pointer[error]
 }
 
-// ourName is what the API server takes from our user agent.
-const ourName = "nodeprobe"
-
 func newGuard(duration time.Duration, log *slog.Logger, reg prometheus.Registerer) *guard {
 	g := &guard{since: time.Now(), lease: duration, log: log}
 	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
@@ -119,7 +116,7 @@ func (g *guard) err() error {
 }
 
 // foreignRenewal says whether the writer of a renewal is known and not us.
-func foreignRenewal(writer string) bool { return writer != "" && writer != ourName }
+func foreignRenewal(writer string) bool { return writer != "" && writer != status.Manager }
 
 // kubeletWrite returns when a kubelet last wrote the Node's status, and its name;
 // "" if none did.

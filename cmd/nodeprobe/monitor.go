@@ -61,9 +61,7 @@ func newMonitor(cfg *config, p *policy, healthy func() error, log *slog.Logger, 
 		forecaster: pressure.NewForecaster(p.thresholds),
 		estimates:  make([]pressure.Estimate, len(p.thresholds)),
 	}
-	for _, t := range p.thresholds {
-		m.thresholds = append(m.thresholds, t.String())
-	}
+	m.name(p.thresholds)
 	transitions := promauto.With(reg).NewCounterVec(prometheus.CounterOpts{
 		Name: "nodeprobe_condition_transitions_total",
 		Help: "Changes of a condition's status.",
@@ -111,8 +109,17 @@ func (m *monitor) change(cfg *config, p *policy) {
 	m.rules.Change(p.rules)
 	m.forecaster.Change(p.thresholds)
 	m.estimates = slices.Clone(m.forecaster.Observe(&m.snapshot))
+	m.name(p.thresholds)
 	m.mu.Unlock()
 	m.changed() // a condition of ours may be gone
+}
+
+// name makes the names of the thresholds once, and not at each scrape.
+func (m *monitor) name(thresholds []pressure.Threshold) {
+	m.thresholds = make([]string, len(thresholds))
+	for i, t := range thresholds {
+		m.thresholds[i] = t.String()
+	}
 }
 
 // polled returns the estimates of limits that nothing but samples can tell of.
@@ -210,8 +217,7 @@ func (m *monitor) leave(why error) {
 func (m *monitor) adopt(node *v1.Node) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	// A boot ID that could not be read is no reboot.
-	if booted := m.snapshot.Machine.BootID; booted != "" && booted != node.Status.NodeInfo.BootID {
+	if m.rebooted(node) {
 		return
 	}
 	for i := range m.verdicts {
@@ -225,4 +231,11 @@ func (m *monitor) adopt(node *v1.Node) {
 		}
 	}
 	m.judge()
+}
+
+// rebooted says whether the machine was, since the Node was last posted. A boot ID
+// that could not be read is no reboot.
+func (m *monitor) rebooted(node *v1.Node) bool {
+	booted := m.snapshot.Machine.BootID
+	return booted != "" && booted != node.Status.NodeInfo.BootID
 }

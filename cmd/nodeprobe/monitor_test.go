@@ -275,3 +275,42 @@ func TestOwnConditions(t *testing.T) {
 		}
 	}
 }
+
+// Metrics follow other thresholds, more of them and fewer.
+func TestMetricsAfterChange(t *testing.T) {
+	m, reg, _ := testMonitor(t)
+	m.observe(at(0, 80))
+	cfg := defaults()
+	for _, hard := range []map[string]string{
+		{"memory.available": "10%", "pid.available": "20%", "nodefs.available": "5%", "imagefs.available": "5%"},
+		{"pid.available": "50%"},
+	} {
+		cfg.EvictionHard, cfg.EnforceNodeAllocatable = hard, nil
+		p, problems := cfg.policy()
+		if len(problems) > 0 {
+			t.Fatal(problems)
+		}
+		m.change(&cfg, p)
+		families, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		limits := map[string]string{}
+		for _, family := range families {
+			for _, metric := range family.GetMetric() {
+				if family.GetName() == "nodeprobe_signal_limit_ratio" {
+					limits[metric.GetLabel()[0].GetValue()] = metric.GetLabel()[1].GetValue()
+				}
+			}
+		}
+		want := map[string]string{}
+		for _, signal := range []string{"memory.available", "pid.available"} { // those that there are
+			if hard[signal] != "" {
+				want[signal] = signal + "<" + hard[signal]
+			}
+		}
+		if diff := cmp.Diff(want, limits); diff != "" {
+			t.Error(diff)
+		}
+	}
+}

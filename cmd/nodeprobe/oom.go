@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -18,8 +19,8 @@ import (
 // lost, or cannot come because its hook is missing.
 type oomReporter struct {
 	cgroupfs string
-	rootfs   string // where a kubelet's logs tell names
-	hooked   bool   // events can be expected
+	names    func(probe.Container) probe.PodName
+	hooked   bool // events can be expected
 	// record posts an Event about the node; it must not block.
 	record func(kind, reason, message string)
 	log    *slog.Logger
@@ -39,7 +40,7 @@ func (o *oomReporter) killed(e *bpf.Event) {
 	o.mu.Lock()
 	o.told++
 	o.mu.Unlock()
-	v := identify(o.cgroupfs, o.rootfs, e)
+	v := identify(o.cgroupfs, o.names, e)
 	o.log.Info("process killed for lack of memory", v.attrs()...)
 	reason, message := v.event()
 	o.record(v1.EventTypeWarning, reason, message)
@@ -99,14 +100,40 @@ type victim struct {
 
 // identify finds the victim's cgroup, and the pod and the container if it is
 // one's.
-func identify(cgroupfs, rootfs string, e *bpf.Event) victim {
+func identify(cgroupfs string, names func(probe.Container) probe.PodName, e *bpf.Event) victim {
 	v := victim{Event: e}
 	if path, err := probe.CgroupPath(cgroupfs, e.CgroupID); err == nil {
 		v.cgroup = path
 		v.container, _ = probe.ParseContainer(path)
-		v.name = v.container.Name(rootfs)
+		v.name = names(v.container)
 	}
 	return v
+}
+
+// nameTimeout is how long a name is waited for. The kernel's events wait meanwhile.
+const nameTimeout = 100 * time.Millisecond
+
+// boundedNames returns what finds names, and none where find hangs:
+// then no more are looked for until it has ended.
+func boundedNames(find func(probe.Container) probe.PodName) func(probe.Container) probe.PodName {
+	var busy atomic.Bool
+	return func(c probe.Container) probe.PodName {
+		if !busy.CompareAndSwap(false, true) {
+			return probe.PodName{}
+		}
+		answer := make(chan probe.PodName, 1)
+		go func() {
+			name := find(c)
+			busy.Store(false)
+			answer <- name
+		}()
+		select {
+		case name := <-answer:
+			return name
+		case <-time.After(nameTimeout):
+			return probe.PodName{}
+		}
+	}
 }
 
 // attrs is the victim in the log.

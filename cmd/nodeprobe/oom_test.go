@@ -8,8 +8,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -59,6 +61,7 @@ func TestVictim(t *testing.T) {
 		return &bpf.Event{PID: 7, Comm: [16]byte{'h', 'o', 'g'}, CgroupID: st.Ino, Scope: scope}
 	}
 	rootfs := t.TempDir()
+	names := func(c probe.Container) probe.PodName { return c.Name(rootfs) }
 	if err := os.MkdirAll(filepath.Join(rootfs, "var/log/pods/team-a_web-0_1a1b2c3d-0000-4000-8000-00000000abcd/server"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +97,7 @@ func TestVictim(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			v := identify("/sys/fs/cgroup", rootfs, test.event)
+			v := identify("/sys/fs/cgroup", names, test.event)
 			want := append([]any{"pid", uint32(7), "name", "hog", "scope", test.scope}, test.attrs...)
 			if got := v.attrs(); !slices.Equal(got, want) {
 				t.Errorf("got %v, want %v", got, want)
@@ -171,4 +174,32 @@ func TestOOMReporter(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A disk that hangs costs names, and holds nobody up for long: no more than one
+// lookup waits for it.
+func TestNamesOfAHungDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hang := make(chan struct{})
+		var lookups atomic.Int32
+		find := boundedNames(func(c probe.Container) probe.PodName {
+			lookups.Add(1)
+			<-hang
+			return probe.PodName{Pod: c.ID}
+		})
+		begin := time.Now()
+		for range 3 {
+			if got := find(probe.Container{ID: "a"}); got != (probe.PodName{}) {
+				t.Errorf("got %v", got)
+			}
+		}
+		if took := time.Since(begin); took != nameTimeout || lookups.Load() != 1 {
+			t.Errorf("%d lookups took %s", lookups.Load(), took)
+		}
+		close(hang)
+		synctest.Wait()
+		if got := find(probe.Container{ID: "b"}); got.Pod != "b" {
+			t.Errorf("when it answers again: %v", got)
+		}
+	})
 }

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"runtime"
+	"slices"
 
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
@@ -35,11 +36,31 @@ func overrides() []override {
 	}
 }
 
+// addOverrides adds flags, those of the names or all, and returns what gives the
+// settings of those that are on the command line: "" is a value too.
+func addOverrides(cmd *cobra.Command, names ...string) func() []setting {
+	flags := cmd.Flags()
+	var added []override
+	for _, o := range overrides() {
+		if len(names) == 0 || slices.Contains(names, o.flag) {
+			added = append(added, o)
+			flags.String(o.flag, "", o.usage)
+		}
+	}
+	return func() (settings []setting) {
+		for _, o := range added {
+			if f := flags.Lookup(o.flag); f.Changed {
+				settings = append(settings, setting{flag: o.flag, field: o.field, value: f.Value.String(), target: o.target})
+			}
+		}
+		return settings
+	}
+}
+
 func newRunCommand(p *paths) *cobra.Command {
 	var file, table string
 	var profiling bool
 	var kubelet kubeletFiles
-	values := make([]string, len(overrides()))
 	cmd := &cobra.Command{
 		Use:   "run",
 		Short: "Watch the node until told to stop",
@@ -53,22 +74,14 @@ configuration file, and that over a kubelet's.`,
 	flags := cmd.Flags()
 	flags.StringVar(&file, "config", "", "configuration file; see nodeprobe config default")
 	kubelet.addFlags(cmd)
-	for i, o := range overrides() {
-		flags.StringVar(&values[i], o.flag, "", o.usage)
-	}
+	settings := addOverrides(cmd)
 	flags.BoolVar(&profiling, "web.enable-pprof", false, "serve Go's profiles of this process at /debug/pprof/")
 	flags.StringVar(&table, "table", "auto", "show a live table: auto (in a terminal), on or off")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := oneOf(table, "auto", "on", "off"); err != nil {
 			return &exitError{exitUsage, fmt.Errorf("--table: %w", err)}
 		}
-		var settings []setting
-		for i, o := range overrides() {
-			if flags.Changed(o.flag) { // "" is a value too
-				settings = append(settings, setting{flag: o.flag, field: o.field, value: values[i], target: o.target})
-			}
-		}
-		files := configFiles{own: file, kubelet: kubelet, settings: settings}
+		files := configFiles{own: file, kubelet: kubelet, settings: settings()}
 		cfg, policy, err := files.load()
 		if err != nil {
 			return &exitError{exitUsage, err}

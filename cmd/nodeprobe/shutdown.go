@@ -12,6 +12,8 @@ import (
 
 	"github.com/godbus/dbus/v5"
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/nodeprobe/nodeprobe/status"
 )
 
 // shutdownWatcher hears from logind that the machine is about to shut down, and
@@ -107,7 +109,7 @@ func (w *shutdownWatcher) inhibit(ctx context.Context, bus *dbus.Conn) error {
 	defer stop()
 	var fd dbus.UnixFD
 	err := bus.Object(logind, "/org/freedesktop/login1").CallWithContext(ctx, logindManager+".Inhibit", 0,
-		"shutdown", ourName, "tell Kubernetes that the node is not ready", "delay").Store(&fd)
+		"shutdown", status.Manager, "tell Kubernetes that the node is not ready", "delay").Store(&fd)
 	if err != nil {
 		return fmt.Errorf("delay shutdowns: %w", err)
 	}

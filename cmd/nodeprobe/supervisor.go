@@ -86,8 +86,8 @@ func (s *supervisor) wake() {
 }
 
 // Run says that the service is ready, then that it is alive for as long as it is,
-// and what its status is if that has changed when it is woken. When ctx ends it says so, and
-// returns the cause.
+// and what its status is if that has changed when it is woken. When ctx ends it
+// says so, and returns the cause.
 func (s *supervisor) Run(ctx context.Context) error {
 	s.said = s.status()
 	s.tell("READY=1", "STATUS="+s.said)

@@ -2,7 +2,6 @@ package pressure
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -306,16 +305,12 @@ func (r *Rule) doubt(s *probe.Snapshot, verdicts *[NumConditions]Verdict) string
 func (t *Term) why(s *probe.Snapshot) error {
 	switch t.kind {
 	case termVerdict:
-		var errs []error
 		for signal, c := range conditionOf {
-			if c == t.verdict && s.Signals[signal].Err != nil {
-				errs = append(errs, s.Signals[signal].Err)
+			if err := s.Signals[signal].Err; c == t.verdict && err != nil {
+				return err
 			}
 		}
-		if len(errs) == 0 {
-			return nil
-		}
-		return errors.Join(errs[:1]...)
+		return nil
 	case termSignal:
 		return s.Signals[t.signal].Err
 	case termReadOnly:

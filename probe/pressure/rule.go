@@ -122,7 +122,7 @@ func parseTerm(words []string) (Term, error) {
 	case 1:
 		return parseWord(words[0])
 	case 3:
-		if signal, ok := ParseObserved(words[0]); ok {
+		if signal, ok := parseObserved(words[0]); ok {
 			return parseBelow(signal, words[1], words[2])
 		}
 		return parseStall(words[0], words[1], words[2])
@@ -130,8 +130,8 @@ func parseTerm(words []string) (Term, error) {
 	return Term{}, errTerm
 }
 
-// ParseObserved is probe.ParseSignal for the signals that a Snapshot can hold.
-func ParseObserved(name string) (probe.Signal, bool) {
+// parseObserved is probe.ParseSignal for the signals that a Snapshot can hold.
+func parseObserved(name string) (probe.Signal, bool) {
 	signal, ok := probe.ParseSignal(name)
 	unobserved := signal == probe.ContainerFsAvailable || signal == probe.ContainerFsInodesFree
 	return signal, ok && !unobserved
