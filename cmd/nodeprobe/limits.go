@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -47,7 +46,7 @@ type kernelLimits struct {
 	level      bpf.Levels
 	paths      [2]string // of the filesystems that are watched
 	at         time.Time
-	logged     string
+	logged     []bool // watched, as it was logged last
 }
 
 // rearmInterval is how often the watches are set anew although nothing is known
@@ -87,7 +86,7 @@ func (k *kernelLimits) begin(estimates []pressure.Estimate) {
 	}
 	k.watched, k.drift, k.ahead, k.relied = make([]bool, n), make([]drift, n), make([]bool, n), make([]bool, n)
 	k.armed, k.armedOf = nil, nil
-	k.since, k.hurry = time.Time{}, false
+	k.since, k.hurry, k.logged = time.Time{}, false, nil
 	k.stale.Store(true)
 }
 
@@ -166,6 +165,10 @@ func (k *kernelLimits) arm(s *probe.Snapshot, estimates []pressure.Estimate) {
 
 // report logs once per change which limits the kernel watches.
 func (k *kernelLimits) report(err error, estimates []pressure.Estimate) {
+	if k.logged != nil && slices.Equal(k.logged, k.watched) {
+		return
+	}
+	k.logged = slices.Clone(k.watched)
 	var watched, polled []string
 	for i, e := range estimates {
 		if k.watched[i] {
@@ -174,11 +177,6 @@ func (k *kernelLimits) report(err error, estimates []pressure.Estimate) {
 			polled = append(polled, e.Threshold.String())
 		}
 	}
-	text := fmt.Sprint(watched, polled)
-	if text == k.logged {
-		return
-	}
-	k.logged = text
 	attrs := []any{"watched", strings.Join(watched, " "), "polled", strings.Join(polled, " ")}
 	if err != nil {
 		attrs = append(attrs, "err", err)
