@@ -269,7 +269,7 @@ func TestCheck(t *testing.T) {
 		{"all of it", "", Resources{SystemReserved: resources(map[string]string{"cpu": "4", "memory": "16384256Ki", "pid": "1M"})}},
 		{
 			"too much of two", `invalid Node Allocatable configuration. Resource "cpu" has a reservation of 4001m but capacity of 4. Expected capacity >= reservation.` +
-				` invalid Node Allocatable configuration. Resource "memory" has a reservation of 32Gi but capacity of 16384256Ki. Expected capacity >= reservation.`,
+				` Resource "memory" has a reservation of 32Gi but capacity of 16384256Ki. Expected capacity >= reservation.`,
 			Resources{
 				SystemReserved: resources(map[string]string{"cpu": "4", "memory": "30Gi"}),
 				KubeReserved:   resources(map[string]string{"cpu": "1m", "memory": "1Gi", "ephemeral-storage": "1Ti"}),

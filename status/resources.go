@@ -81,12 +81,12 @@ func (r *Resources) Check(c *probe.Capacity) error {
 	for _, name := range slices.Sorted(maps.Keys(reservation)) {
 		reserved, has := reservation[name], capacity[name]
 		if reserved.Cmp(has) > 0 {
-			problems = append(problems, fmt.Sprintf("invalid Node Allocatable configuration. Resource %q has a reservation of %s but capacity of %s. Expected capacity >= reservation.",
+			problems = append(problems, fmt.Sprintf("Resource %q has a reservation of %s but capacity of %s. Expected capacity >= reservation.",
 				name, reserved.String(), has.String()))
 		}
 	}
 	if len(problems) == 0 {
 		return nil
 	}
-	return errors.New(strings.Join(problems, " "))
+	return errors.New("invalid Node Allocatable configuration. " + strings.Join(problems, " "))
 }
