@@ -93,6 +93,16 @@ func condition(node *v1.Node, t v1.NodeConditionType) *v1.NodeCondition {
 	return nil
 }
 
+// firstCondition returns the first condition of a type, or nil.
+func firstCondition(conditions []v1.NodeCondition, t v1.NodeConditionType) *v1.NodeCondition {
+	for i := range conditions {
+		if conditions[i].Type == t {
+			return &conditions[i]
+		}
+	}
+	return nil
+}
+
 // health is whether this process vouches for the node, as seen at each pass, also
 // at those that do not reach the API server. The zero health has seen nothing.
 type health struct {
@@ -126,8 +136,9 @@ func readyCondition(localStorage bool, facts *Facts, now time.Time) Setter {
 			ready.Message += ". WARNING: CPU hardcapping unsupported" // the kubelet's words
 		}
 		// Unlike the pressure conditions this one is replaced as a whole: its
-		// message changes while its status stays.
-		existing := condition(node, v1.NodeReady)
+		// message changes while its status stays. Should there be two, it is the
+		// first: that is the one that others read.
+		existing := firstCondition(node.Status.Conditions, v1.NodeReady)
 		if existing == nil {
 			node.Status.Conditions = append(node.Status.Conditions, ready)
 			return nil

@@ -218,6 +218,12 @@ func TestReadyCondition(t *testing.T) {
 			full, false, nil,
 			[]v1.NodeCondition{foreignBefore, cond(v1.ConditionTrue, well, before, now), foreignAfter},
 		},
+		{
+			"the first of two, which is the one that is read, and that a patch changes",
+			[]v1.NodeCondition{cond(v1.ConditionFalse, "a", before, before), foreignAfter, cond(v1.ConditionTrue, well, before, before)},
+			full, false, nil,
+			[]v1.NodeCondition{cond(v1.ConditionTrue, well, now, now), foreignAfter, cond(v1.ConditionTrue, well, before, before)},
+		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			node := &v1.Node{}

@@ -40,9 +40,9 @@ func transitions(old, now *v1.Node) []told {
 			tell(words.event)
 		}
 	}
-	switch before, after := statusOf(was.Conditions, v1.NodeReady), statusOf(now.Status.Conditions, v1.NodeReady); {
-	case before == "" || before == after:
-	case after == v1.ConditionTrue:
+	switch before, after := firstCondition(was.Conditions, v1.NodeReady), firstCondition(now.Status.Conditions, v1.NodeReady); {
+	case before == nil || after == nil || before.Status == after.Status:
+	case after.Status == v1.ConditionTrue:
 		tell("NodeReady")
 	default:
 		tell("NodeNotReady")

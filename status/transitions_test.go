@@ -48,6 +48,11 @@ func TestTransitions(t *testing.T) {
 		"no boot ID":     {good, node("", no, no, no, yes), nil},
 		"first boot ID":  {node("", no, no, no, yes), good, nil},
 		"everything":     {node("b0", no, no, no, no), node("b1", yes, yes, yes, yes), []string{"Rebooted", "NodeHasInsufficientMemory", "NodeHasDiskPressure", "NodeHasInsufficientPID", "NodeReady"}},
+		"the first Ready counts": {node("b1", no, no, no, no), func() *v1.Node {
+			n := node("b1", no, no, no, yes)
+			n.Status.Conditions = append(n.Status.Conditions, v1.NodeCondition{Type: v1.NodeReady, Status: no})
+			return n
+		}(), []string{"NodeReady"}},
 		"the last counts": {good, func() *v1.Node {
 			n := node("b1", yes, no, no, yes)
 			n.Status.Conditions = append(n.Status.Conditions, v1.NodeCondition{Type: v1.NodeMemoryPressure, Status: no})
