@@ -65,6 +65,7 @@ func (u *Updater) register(ctx context.Context) error {
 	}
 	u.metrics.registrations.WithLabelValues(how).Inc()
 	u.log.Info("node is registered", "node", node.Name, "how", how, "uid", node.UID)
+	u.uid = node.UID
 	u.know(node)
 	return nil
 }

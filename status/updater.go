@@ -12,6 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // Updater keeps the Node registered and its status posted.
@@ -32,6 +33,7 @@ type Updater struct {
 	registered chan struct{} // closed when the Node becomes known for the first time
 
 	// Owned by Run.
+	uid           types.UID // of the Node that was registered
 	health        health
 	report        reporter
 	pace          pacer
@@ -231,6 +233,13 @@ func (u *Updater) tellSchedulable(node *v1.Node) {
 	}
 }
 
+// replaced says whether the last known Node is one that somebody else made after
+// the registered one was deleted. What registration sees to may be missing there.
+func (u *Updater) replaced() bool {
+	node := u.Node()
+	return node != nil && node.UID != u.uid
+}
+
 // lost forgets a Node that was deleted, so that it is registered again.
 func (u *Updater) lost() {
 	u.metrics.registrations.WithLabelValues("lost").Inc()
@@ -251,6 +260,9 @@ func (u *Updater) step(ctx context.Context) time.Duration {
 	if wait := time.Until(u.notBefore); wait > 0 {
 		return wait // whoever woke us
 	}
+	if u.replaced() {
+		u.lost()
+	}
 	if u.Node() == nil {
 		if err := u.register(ctx); err != nil {
 			u.failed(ctx, err)
@@ -263,7 +275,7 @@ func (u *Updater) step(ctx context.Context) time.Duration {
 		}
 	}
 	wait, err := u.pass(ctx)
-	if apierrors.IsNotFound(err) {
+	if apierrors.IsNotFound(err) || u.replaced() {
 		u.lost()
 		return u.backoff.step()
 	}

@@ -73,6 +73,36 @@ func TestDeletedNodeWithoutWatch(t *testing.T) {
 	})
 }
 
+// Who deletes the Node and makes another at once, while nobody looks, has not made
+// what registration would: that is mended, whoever finds it.
+func TestReplacedNodeIsMended(t *testing.T) {
+	for name, find := range map[string]func(s *scene){
+		"a patch":  func(s *scene) { s.judge(pressure.MemoryPressure, true) },
+		"a check":  func(s *scene) { s.Recheck() },
+		"the next": func(s *scene) { s.sleep(10 * time.Minute) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newScene(t)
+				s.api.refuse("WATCH", errForbidden)
+				s.steady(s.config(), func() {
+					s.api.remove()
+					s.api.put(func(n *v1.Node) { n.Labels = map[string]string{"a": "b"} })
+					find(s)
+					s.sleep(30 * time.Second)
+					node := s.api.current()
+					diff(t, "hostname", nodeName, node.Labels[v1.LabelHostname])
+					diff(t, "label of others", "b", node.Labels["a"])
+					if calls := verbs(s.api.take()); !strings.Contains(calls, "POST GET ADOPT PATCH") {
+						t.Errorf("calls %s", calls)
+					}
+					diff(t, "ready", nil, s.Ready())
+				})
+			})
+		})
+	}
+}
+
 // A watch that is forbidden costs only that: it is asked for now and then, said
 // once, and the Node is not read instead.
 func TestForbiddenWatch(t *testing.T) {
