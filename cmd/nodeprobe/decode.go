@@ -122,6 +122,15 @@ type decoder struct {
 	// patch makes the document a JSON merge patch: an entry without a value takes
 	// away the one that was there.
 	patch bool
+	// old is for YAML 1.1, which a kubelet reads: it has more words for true and
+	// false, and octal numbers.
+	old bool
+}
+
+// oldBooleans are those words.
+var oldBooleans = map[string]bool{
+	"y": true, "Y": true, "yes": true, "Yes": true, "YES": true, "on": true, "On": true, "ON": true,
+	"n": false, "N": false, "no": false, "No": false, "NO": false, "off": false, "Off": false, "OFF": false,
 }
 
 func (d *decoder) fail(at string, n *yaml.Node, format string, args ...any) {
@@ -211,6 +220,10 @@ func (d *decoder) value(at string, n *yaml.Node, target reflect.Value) {
 		}
 		*to = duration
 	case *bool:
+		if value, known := oldBooleans[n.Value]; known && d.old && n.Kind == yaml.ScalarNode && n.Style == 0 {
+			*to = value
+			return
+		}
 		if n.ShortTag() != "!!bool" || n.Decode(to) != nil {
 			d.fail(at, n, "%s is not true or false", show(n))
 		}
@@ -229,7 +242,11 @@ func (d *decoder) value(at string, n *yaml.Node, target reflect.Value) {
 func (d *decoder) compound(at string, n *yaml.Node, target reflect.Value) {
 	switch target.Kind() {
 	case reflect.Int32, reflect.Int64:
-		number, err := strconv.ParseInt(n.Value, 10, target.Type().Bits())
+		base := 10
+		if d.old {
+			base = 0 // by its prefix
+		}
+		number, err := strconv.ParseInt(n.Value, base, target.Type().Bits())
 		switch {
 		case n.ShortTag() != "!!int" || err != nil && !errors.Is(err, strconv.ErrRange):
 			d.fail(at, n, "%s is not a whole number", show(n))

@@ -240,6 +240,42 @@ func write(t *testing.T, path, content string) {
 	}
 }
 
+// A kubelet reads YAML 1.1, which has more words for true and false.
+func TestKubeletBooleans(t *testing.T) {
+	for text, want := range map[string]bool{
+		"true": true, "yes": true, "On": true, "YES": true, "false": false, "no": false, "Off": false, "NO": false, "y": true, "N": false,
+	} {
+		k := &kubeletConfig{config: defaults()}
+		k.add("f", []byte(kubeletHeader+"registerNode: "+text+"\n"), false)
+		k.decode()
+		if len(k.problems) > 0 || k.config.RegisterNode != want || k.theirs.RegisterNode != want {
+			t.Errorf("%s: %t, a kubelet's %t, problems %v", text, k.config.RegisterNode, k.theirs.RegisterNode, k.problems)
+		}
+	}
+	for _, text := range []string{`"yes"`, "oN", "1"} { // texts and numbers
+		k := &kubeletConfig{config: defaults()}
+		k.add("f", []byte(kubeletHeader+"registerNode: "+text+"\n"), false)
+		if k.decode(); len(k.problems) != 1 {
+			t.Errorf("%s: problems %v, want one", text, k.problems)
+		}
+	}
+	if _, problems := decodeStrictly([]byte(header+"registerNode: yes\n"), &config{}); len(problems) != 1 {
+		t.Errorf("in our own file: problems %v, want one", problems)
+	}
+}
+
+// So are numbers, of which some would be others here.
+func TestKubeletNumbers(t *testing.T) {
+	for text, want := range map[string]int64{"110": 110, "0110": 72, "0x6e": 110, "1_10": 110} {
+		k := &kubeletConfig{config: defaults()}
+		k.add("f", []byte(kubeletHeader+"maxPods: "+text+"\n"), false)
+		k.decode()
+		if len(k.problems) > 0 || k.config.MaxPods != want || k.theirs.MaxPods != want {
+			t.Errorf("%s: %d, a kubelet's %d, problems %v", text, k.config.MaxPods, k.theirs.MaxPods, k.problems)
+		}
+	}
+}
+
 // Every command that reads a configuration reads a kubelet's too, and only warns
 // of what it does not know.
 func TestKubeletCommands(t *testing.T) {

@@ -64,7 +64,7 @@ func (k *kubeletConfig) path() string {
 
 // overlay decodes one document into both configurations.
 func (k *kubeletConfig) overlay(doc kubeletDocument) {
-	d := decoder{patch: doc.dropIn}
+	d := decoder{patch: doc.dropIn, old: true}
 	d.unknown = func(at string, key *yaml.Node) {
 		k.remarks.add(slog.LevelWarn, doc.path, key.Line, "%s: unknown field, ignored", at)
 	}
@@ -78,7 +78,7 @@ func (k *kubeletConfig) overlay(doc kubeletDocument) {
 		p.path = doc.path
 		k.problems = append(k.problems, p)
 	}
-	again := decoder{patch: doc.dropIn, unknown: func(string, *yaml.Node) {}}
+	again := decoder{patch: doc.dropIn, old: true, unknown: func(string, *yaml.Node) {}}
 	again.kubelet(doc.root, &k.theirs, nil, func(string) {})
 }
 
