@@ -210,6 +210,34 @@ func TestForeignHolder(t *testing.T) {
 	})
 }
 
+// A lease in a foreign name that has long been left is no sign of life: whoever is
+// told of one stands down for good.
+func TestForeignHolderIsLongGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := newFakeAPI()
+		api.existing(time.Second)
+		api.renewAs("other-agent", -24*time.Hour)
+		api.put(func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = new("other-agent") })
+		config, told := api.config(), 0
+		config.OnForeign = func(State) { told++ }
+		run(t, config, func(h *Heartbeater) {
+			api.took(t, "GET")
+			for range 3 {
+				api.round(t, "GET")
+			}
+			api.round(t, "GET PUT")
+			if told != 0 {
+				t.Errorf("told %d times of a renewal that was before", told)
+			}
+			api.renewAs("other-agent", 0)
+			api.round(t, "PUT GET")
+			if told != 1 {
+				t.Errorf("told %d times of a renewal, want once", told)
+			}
+		})
+	})
+}
+
 func TestMetadataConflict(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := newFakeAPI()

@@ -299,7 +299,8 @@ func (h *Heartbeater) observe(lease *coordinationv1.Lease) {
 	if !h.seen.renewTime.IsZero() {
 		h.sent = h.sent.raise(h.seen.renewTime, now)
 	}
-	renewed := h.seen.foreign && !h.seen.renewTime.Equal(before.renewTime)
+	// The first look finds what may be long past: no renewal has been noticed.
+	renewed := before.looked && h.seen.foreign && !h.seen.renewTime.Equal(before.renewTime)
 	if renewed {
 		h.metrics.foreignRenewals.Inc()
 	}
