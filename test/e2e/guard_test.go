@@ -57,6 +57,28 @@ func TestGuardRefusesToStart(t *testing.T) {
 	}
 }
 
+// A Lease that another agent has left behind, in its own name: that is no other
+// writer.
+func TestLeaseLeftBehind(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeLeaseDurationSeconds": 4})
+	holder, renewed := "other-agent", metav1.NewMicroTime(time.Now().Add(-time.Hour))
+	_, err := n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(t.Context(), &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: n.name}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder, RenewTime: &renewed},
+	}, metav1.CreateOptions{FieldManager: holder})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := n.startReady()
+	n.waitRenewed(time.Now())
+	if lease, err := n.lease(); err != nil || *lease.Spec.HolderIdentity != holder {
+		t.Errorf("lease %+v, error %v: its holder is for others to change", lease, err)
+	}
+	if err := wantCode(a, "/readyz", 200); err != nil {
+		t.Error(err)
+	}
+}
+
 // A kubelet that comes later: nothing more is written, for as long as the process
 // lasts.
 func TestGuardStandsDown(t *testing.T) {
