@@ -24,7 +24,8 @@ type Config struct {
 	// Adopt is called when a Node is found that this process did not create,
 	// before anything is posted: what its conditions say is history that the
 	// evaluator does not know. The next call of Facts must take it into account.
-	// It is called again where registration has to be tried again.
+	// It is called again where registration has to be tried again, and not for a Node
+	// that replaces the one that was registered.
 	Adopt func(*v1.Node)
 	// Allow returns why nothing must be written, or nil. It is given the Node as
 	// last seen, nil if there is none, before each write.

@@ -87,7 +87,7 @@ func (u *Updater) enter(ctx context.Context) (node *v1.Node, how string, err err
 		if err := u.cfg.Allow(node); err != nil {
 			return nil, "", err
 		}
-		u.cfg.Adopt(node)
+		u.adopt(node)
 		return node, "adopted", nil
 	}
 	initial, err := InitialNode(ctx, &u.cfg, &facts, time.Now())
@@ -110,7 +110,7 @@ func (u *Updater) enter(ctx context.Context) (node *v1.Node, how string, err err
 	if err := u.cfg.Allow(existing); err != nil {
 		return nil, "", err
 	}
-	u.cfg.Adopt(existing)
+	u.adopt(existing)
 	mended := existing.DeepCopy()
 	if !reconcile(mended, initial, &facts) {
 		return existing, "adopted", nil
@@ -123,6 +123,14 @@ func (u *Updater) enter(ctx context.Context) (node *v1.Node, how string, err err
 		return nil, "", fmt.Errorf("patch node %s: %w", name, err)
 	}
 	return node, "adopted", nil
+}
+
+// adopt has the history taken over that a Node shows which was there before this
+// process: of one that came later, this process knows more.
+func (u *Updater) adopt(node *v1.Node) {
+	if u.uid == "" {
+		u.cfg.Adopt(node)
+	}
 }
 
 // find reads the Node. A credential that may patch its Node but not read it gets
