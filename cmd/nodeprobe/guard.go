@@ -27,7 +27,7 @@ import (
 // nobody but a node agent renews, any name but ours will do; a Node's status has
 // many writers, and only a kubelet's name counts.
 type guard struct {
-	since time.Time     // what was written before is history
+	began time.Time     // what was written before is history
 	lease time.Duration // how long a renewal is good for
 	log   *slog.Logger
 
@@ -39,7 +39,7 @@ type guard struct {
 }
 
 func newGuard(duration time.Duration, log *slog.Logger, reg prometheus.Registerer) *guard {
-	g := &guard{since: time.Now(), lease: duration, log: log}
+	g := &guard{began: time.Now(), lease: duration, log: log}
 	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "nodeprobe_stood_down",
 		Help: "Whether own mode has stopped writing because a kubelet has appeared.",
@@ -57,12 +57,17 @@ func newGuard(duration time.Duration, log *slog.Logger, reg prometheus.Registere
 func (g *guard) start(ctx context.Context, nodes status.Nodes, leases heartbeat.Leases, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
+	// The clock may have been set back since, or not be set yet: a machine without a
+	// battery boots in the past. What is far in the future was written before that.
+	recent := func(at time.Time) (ago time.Duration, is bool) {
+		age := time.Since(at)
+		return max(age, 0).Round(time.Second), age < g.lease && age > -g.lease
+	}
 	const advice = "; a node has one status writer: use mode observe beside a kubelet, or stop it and start nodeprobe %s later"
-	now := time.Now()
 	if lease, err := leases.Get(ctx, name); err == nil {
 		writer, at := heartbeat.Renewal(lease)
-		if age := now.Sub(at); foreignRenewal(writer) && age < g.lease {
-			return fmt.Errorf("own node %s: %s renewed its lease %s ago"+advice, name, writer, age.Round(time.Second), g.lease)
+		if ago, is := recent(at); foreignRenewal(writer) && is {
+			return fmt.Errorf("own node %s: %s renewed its lease %s ago"+advice, name, writer, ago, g.lease)
 		}
 	} else if !apierrors.IsNotFound(err) {
 		g.log.Warn("cannot tell yet whether a kubelet is alive", "err", err)
@@ -70,8 +75,8 @@ func (g *guard) start(ctx context.Context, nodes status.Nodes, leases heartbeat.
 	}
 	if node, err := nodes.Get(ctx, name); err == nil {
 		writer, at := kubeletWrite(node)
-		if age := now.Sub(at); writer != "" && age < g.lease {
-			return fmt.Errorf("own node %s: %s wrote its status %s ago"+advice, name, writer, age.Round(time.Second), g.lease)
+		if ago, is := recent(at); writer != "" && is {
+			return fmt.Errorf("own node %s: %s wrote its status %s ago"+advice, name, writer, ago, g.lease)
 		}
 	}
 	return nil
@@ -82,16 +87,24 @@ func (g *guard) start(ctx context.Context, nodes status.Nodes, leases heartbeat.
 func (g *guard) allow(node *v1.Node) error {
 	if node != nil && g.err() == nil {
 		writer, at := kubeletWrite(node)
+		// What is later than what we have seen is new by any clock. The first time ours
+		// has to do.
+		news := at.After(g.known)
 		if !g.looked {
 			g.looked, g.known = true, at
+			news = g.since(time.Since(at), time.Since(g.began))
 		}
-		// The API server's times are in whole seconds. Our clock may be ahead of its:
-		// what is later than what we have seen is new by any clock.
-		if writer != "" && (!at.Before(g.since.Truncate(time.Second)) || at.After(g.known)) {
+		if writer != "" && news {
 			g.trip(fmt.Errorf("%s has written the status of node %s at %s", writer, node.Name, at.Format(time.TimeOnly)))
 		}
 	}
 	return g.err()
+}
+
+// since says of a write of some age whether it came after the guard had begun. The API
+// server's times are in whole seconds.
+func (g *guard) since(age, running time.Duration) bool {
+	return age < running+time.Second && age > -g.lease // see start
 }
 
 // renewed is told what the Heartbeater has seen of others.

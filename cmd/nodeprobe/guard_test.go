@@ -91,6 +91,8 @@ func TestGuardAtStart(t *testing.T) {
 		"we have been restarted":    {stored{lease: renewedBy("nodeprobe", time.Second), node: writtenBy("nodeprobe", "status", time.Second)}, ""},
 		"it is not told who":        {stored{lease: renewedBy("", time.Second)}, ""},
 		"lease was never renewed":   {stored{lease: &coordinationv1.Lease{}}, ""},
+		"its clock is ahead":        {stored{node: writtenBy("kubelet", "status", -2*time.Second)}, "kubelet wrote its status 0s ago"},
+		"ours was set back":         {stored{lease: renewedBy("kubelet", -24*time.Hour), node: writtenBy("kubelet", "status", -24*time.Hour)}, ""},
 		"API server cannot be read": {stored{err: errors.New("connection refused")}, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -141,6 +143,29 @@ func TestGuardStandsDown(t *testing.T) {
 				t.Errorf("metric %v, %d lines; want %d of each", got, lines, stood)
 			}
 		})
+	}
+}
+
+// A machine without a battery boots in the past. What a kubelet wrote earlier is
+// history all the same; what it writes anew is not.
+func TestGuardClockBehind(t *testing.T) {
+	g := newGuard(40*time.Second, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+	for i, step := range []struct {
+		node *v1.Node
+		want bool
+	}{{writtenBy("kubelet", "status", -24*time.Hour), true}, {writtenBy("kubelet", "status", -25*time.Hour), false}} {
+		if err := g.allow(step.node); (err == nil) != step.want {
+			t.Errorf("%d: %v", i, err)
+		}
+	}
+	// The clock may be set right between start and the first look: what counts is how
+	// long we have been running.
+	for age, want := range map[time.Duration]bool{
+		-time.Hour: false, -time.Second: true, 0: true, 5500 * time.Millisecond: true, 7 * time.Second: false, time.Hour: false,
+	} {
+		if got := g.since(age, 5*time.Second); got != want {
+			t.Errorf("%s: got %t", age, got)
+		}
 	}
 }
 
