@@ -24,5 +24,6 @@ func (u *Updater) change() {
 	u.cfg.Resources = plan.Resources
 	u.cfg.UpdateFrequency, u.cfg.ReportFrequency = plan.UpdateFrequency, plan.ReportFrequency
 	u.report.period = plan.ReportFrequency
+	u.metrics.period.Set(plan.ReportFrequency.Seconds())
 	u.idle = idle{} // the latest pass knew another plan
 }

@@ -6,6 +6,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 )
@@ -14,7 +15,8 @@ import (
 func TestChangeOfPlan(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)
-		cfg := s.config()
+		cfg, registry := s.config(), prometheus.NewPedanticRegistry()
+		cfg.Registerer = registry
 		s.steady(cfg, func() {
 			s.sleep(20 * time.Minute)
 			s.api.take()
@@ -27,6 +29,7 @@ func TestChangeOfPlan(t *testing.T) {
 			if verbs(calls) != "PATCH" || !strings.Contains(calls[0].body, `"allocatable":{"cpu":"3500m","pods":"7"}`) {
 				t.Fatalf("calls %v", calls)
 			}
+			diff(t, "period", 3600., gather(t, registry)["report_period_seconds"])
 			s.sleep(25 * time.Minute)
 			s.api.took(t, "before half of the new report period", "")
 			s.sleep(65 * time.Minute) // a minute more, and a post that came at half of it could be followed by the next

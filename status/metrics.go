@@ -16,6 +16,7 @@ type metrics struct {
 	registrations *prometheus.CounterVec
 	watchErrors   prometheus.Counter
 	lastPost      prometheus.Gauge
+	period        prometheus.Gauge
 }
 
 func newMetrics(reg prometheus.Registerer) *metrics {
@@ -49,6 +50,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		lastPost: auto.NewGauge(prometheus.GaugeOpts{
 			Name: "nodeprobe_status_last_patch_timestamp_seconds",
 			Help: "When a patch last succeeded.",
+		}),
+		period: auto.NewGauge(prometheus.GaugeOpts{
+			Name: "nodeprobe_status_report_period_seconds",
+			Help: "How often an unchanged status is posted; 0 is never.",
 		}),
 	}
 	// Series that are there from the start make a rate of the first event.

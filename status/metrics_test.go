@@ -48,6 +48,7 @@ func TestMetrics(t *testing.T) {
 			"patches_total changed success": 0, "patches_total changed error": 0, "patches_total period success": 0, "patches_total period error": 0,
 			"patch_bytes_total changed": 0, "patch_bytes_total period": 0, "patch_duration_seconds": 0,
 			"held_patches_total": 0, "watch_errors_total": 0, "last_patch_timestamp_seconds": 0,
+			"report_period_seconds": 300,
 		}
 		check := func(when string) {
 			t.Helper()
@@ -110,4 +111,27 @@ func TestMetrics(t *testing.T) {
 			diff(t, "watch errors", 1., gather(t, registry)["watch_errors_total"])
 		})
 	})
+}
+
+// Who never posts an unchanged status, or nothing at all, must not look late.
+func TestReportPeriod(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		set  func(*Config)
+		want float64
+	}{
+		{"on change only", func(c *Config) { c.ReportFrequency = 0 }, 0},
+		{"nothing is written", func(c *Config) { c.ReadOnly = true }, 0},
+		{"conditions of our own", func(*Config) {}, 300},
+	} {
+		registry := prometheus.NewPedanticRegistry()
+		cfg := newScene(t).config()
+		cfg.Augment = func() []pressure.Finding { return nil }
+		cfg.Registerer = registry
+		test.set(&cfg)
+		if _, err := New(cfg); err != nil {
+			t.Fatal(err)
+		}
+		diff(t, test.name, test.want, gather(t, registry)["report_period_seconds"])
+	}
 }

@@ -64,6 +64,9 @@ func New(cfg Config) (*Updater, error) {
 	if cfg.Augment != nil {
 		u.report.phased, u.report.phase = true, phaseOf(cfg.NodeName, cfg.ReportFrequency)
 	}
+	if !cfg.ReadOnly {
+		u.metrics.period.Set(cfg.ReportFrequency.Seconds())
+	}
 	u.ok.Store(&errNotRegistered)
 	u.logged.news(errNotRegistered)
 	return u, nil
