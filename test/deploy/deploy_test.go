@@ -93,13 +93,13 @@ func TestKustomizations(t *testing.T) {
 			if !strings.Contains(config, "\nmode: "+want.mode+"\n") {
 				t.Errorf("configuration is not in mode %s:\n%s", want.mode, config)
 			}
-			spec, accounts := ds.Spec.Template.Spec, ""
+			spec, accounts := ds.Spec.Template.Spec, "default"
 			if want.identity != "" {
 				identity := run(t, nil, kubectl, "kustomize", filepath.Join(root, want.identity))
 				accounts = serviceAccount(t, identity)
 				run(t, identity, kubectl, admin, "apply", "--dry-run=server", "--validate=strict", "-f", "-")
 			}
-			if spec.ServiceAccountName != accounts || *spec.AutomountServiceAccountToken != (accounts != "") {
+			if spec.ServiceAccountName != accounts || *spec.AutomountServiceAccountToken != (want.identity != "") {
 				t.Errorf("it has service account %q, and a token: %t; the identity has %q", spec.ServiceAccountName, *spec.AutomountServiceAccountToken, accounts)
 			}
 			out := run(t, rendered, kubectl, admin, "apply", "--dry-run=server", "--validate=strict", "-f", "-")
