@@ -165,6 +165,9 @@ func apiServerArgs(cp *ControlPlane) []string {
 		// the API server by its Service.
 		"--endpoint-reconciler-type=none",
 	}
+	if cp.opts.Admission != "" {
+		args = append(args, "--admission-control-config-file="+cp.file("admission.yaml"))
+	}
 	if cp.opts.AuditLog {
 		args = append(args,
 			"--audit-policy-file="+cp.file("audit-policy.yaml"),

@@ -43,6 +43,8 @@ type Options struct {
 	// NodeGrace is how long a Node may be silent before the controller manager
 	// takes it for lost, in whole seconds; 0 is Kubernetes' own default.
 	NodeGrace time.Duration
+	// Admission is the API server's AdmissionConfiguration, as YAML. Empty is none.
+	Admission string
 }
 
 // ControlPlane is a running control plane. The caller must Stop it.
@@ -147,6 +149,7 @@ func (cp *ControlPlane) prepare() error {
 		os.WriteFile(cp.file("ca.crt"), cp.ca.pem, 0o600),
 		os.WriteFile(cp.file("service-account.key"), serviceAccountKey, 0o600),
 		os.WriteFile(cp.file("audit-policy.yaml"), []byte(auditPolicy), 0o600),
+		os.WriteFile(cp.file("admission.yaml"), []byte(cp.opts.Admission), 0o600),
 	); err != nil {
 		return fmt.Errorf("write certificates: %w", err)
 	}

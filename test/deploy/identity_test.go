@@ -33,11 +33,18 @@ type stage struct {
 // newStage applies kustomizations below deploy, in order, the way users do.
 func newStage(t *testing.T, kustomizations ...string) *stage {
 	t.Helper()
+	return newStageWith(t, controlplane.Options{}, kustomizations...)
+}
+
+// newStageWith is newStage on a control plane that is special.
+func newStageWith(t *testing.T, opts controlplane.Options, kustomizations ...string) *stage {
+	t.Helper()
+	opts.Controllers, opts.AuditLog = true, true
 	kubectl, err := controlplane.Kubectl(t.Context(), os.Stderr)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &stage{t: t, kubectl: kubectl, cp: controlplane.StartExclusive(t, controlplane.Options{Controllers: true, AuditLog: true})}
+	s := &stage{t: t, kubectl: kubectl, cp: controlplane.StartExclusive(t, opts)}
 	s.createNode("a")
 	s.createNode("b")
 	for _, k := range kustomizations {

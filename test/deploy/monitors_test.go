@@ -61,7 +61,7 @@ func TestMonitors(t *testing.T) {
 				}
 				labels := pod.Labels
 				switch m.Kind {
-				case "Namespace", "ConfigMap", "DaemonSet":
+				case "Namespace", "ConfigMap", "DaemonSet", "ResourceQuota":
 					continue
 				case "Service":
 					if err := yaml.UnmarshalStrict(document, &service); err != nil {
