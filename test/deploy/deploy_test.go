@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -165,6 +166,32 @@ func checkPod(t *testing.T, ds *appsv1.DaemonSet) {
 	for _, m := range c.VolumeMounts {
 		if !m.ReadOnly {
 			t.Errorf("mount %s is writable", m.MountPath)
+		}
+	}
+}
+
+// "make image" builds the image that the manifests are about.
+func TestImage(t *testing.T) {
+	root := productRoot(t)
+	kubectl, err := controlplane.Kubectl(t.Context(), os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	version := regexp.MustCompile(`(?m)^VERSION +\?= (.+)$`).FindSubmatch(makefile)
+	if version == nil {
+		t.Fatal("the Makefile has no VERSION")
+	}
+	for name, rendered := range map[string][]byte{
+		"kustomize": run(t, nil, kubectl, "kustomize", filepath.Join(root, "deploy", "base")),
+		"Helm":      run(t, nil, helm(t), "template", "nodeprobe", filepath.Join(root, "deploy", "helm", "nodeprobe")),
+	} {
+		ds, _ := parse(t, rendered)
+		if image := ds.Spec.Template.Spec.Containers[0].Image; image != "nodeprobe:"+string(version[1]) {
+			t.Errorf("%s wants %s, make builds version %s", name, image, version[1])
 		}
 	}
 }
