@@ -160,6 +160,11 @@ func checkPod(t *testing.T, ds *appsv1.DaemonSet) {
 	if spec.PriorityClassName != "system-node-critical" || !spec.HostPID || c.LivenessProbe == nil || c.ReadinessProbe == nil {
 		t.Errorf("priority, the host's PIDs or a probe are missing: %+v", spec)
 	}
+	// What a kubelet gives a probe by default, a second, is too little on a node that is
+	// thrashing; and who is restarted then takes the conditions along.
+	if c.LivenessProbe.TimeoutSeconds < 5 || c.ReadinessProbe.TimeoutSeconds < 5 {
+		t.Errorf("a probe is given up after %d and %d seconds", c.LivenessProbe.TimeoutSeconds, c.ReadinessProbe.TimeoutSeconds)
+	}
 	if root := c.SecurityContext.ReadOnlyRootFilesystem; root == nil || !*root {
 		t.Error("the root file system is writable")
 	}
