@@ -63,7 +63,7 @@ func (s *stage) run(args ...string) string {
 // admission policy may cost depends on it.
 func (s *stage) createNode(name string) {
 	s.t.Helper()
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name}, Annotations: map[string]string{"a": "b"}}}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}, Annotations: map[string]string{"a": "b"}}}
 	for i := range 60 {
 		node.Labels[fmt.Sprintf("example.com/label-%d", i)] = strings.Repeat("x", 60)
 	}

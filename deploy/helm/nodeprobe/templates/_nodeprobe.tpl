@@ -19,6 +19,16 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.serviceAccount.name | default (include "nodeprobe.name" .) }}
 {{- end }}
 
+{{- /* What has no Linux of its own would be tolerated too, and its pods never run. */}}
+{{- define "nodeprobe.machines" -}}
+nodeAffinity:
+  requiredDuringSchedulingIgnoredDuringExecution:
+    nodeSelectorTerms:
+    - matchExpressions:
+      - {key: eks.amazonaws.com/compute-type, operator: NotIn, values: [fargate]}
+      - {key: type, operator: NotIn, values: [virtual-kubelet]}
+{{- end }}
+
 {{- /* What is configured, over what the mode needs. */}}
 {{- define "nodeprobe.config" -}}
 {{- $config := dict "apiVersion" "nodeprobe.dev/v1alpha1" "kind" "NodeProbeConfiguration" "webListenAddress" ":9732" }}
