@@ -119,6 +119,7 @@ func TestHelmNames(t *testing.T) {
 	deploy := filepath.Join(productRoot(t), "deploy")
 	rendered := run(t, nil, helm, "template", "nodeprobe-b", filepath.Join(deploy, "helm", "nodeprobe"), "--namespace=monitoring",
 		"--set=serviceAccount.name=reporter,podMonitor.enabled=true,prometheusRule.enabled=true,prometheusRule.labels.release=x",
+		"--set=probes.scheme=HTTPS,extraArgs[0]=--kubelet-config=/host/root/var/lib/kubelet/config.yaml",
 		`--set-json=config={"webListenAddress":":9999","conditions":{"nodeprobe.dev/A":{"when":["MemoryPressure"]},"example.com/B":{"when":["DiskPressure"]}}}`)
 	if n := bytes.Count(rendered, []byte("request.userInfo.username == 'system:serviceaccount:monitoring:reporter'")); n != 2 {
 		t.Errorf("%d policies know of the service account, want 2", n)
@@ -129,6 +130,13 @@ func TestHelmNames(t *testing.T) {
 	ds, _ := parse(t, rendered)
 	if port := ds.Spec.Template.Spec.Containers[0].Ports[0].ContainerPort; port != 9999 {
 		t.Errorf("the port is %d", port)
+	}
+	c := &ds.Spec.Template.Spec.Containers[0]
+	if live, ready := c.LivenessProbe.HTTPGet.Scheme, c.ReadinessProbe.HTTPGet.Scheme; live != "HTTPS" || ready != "HTTPS" {
+		t.Errorf("the probes speak %s and %s", live, ready)
+	}
+	if last := c.Args[len(c.Args)-1]; last != "--kubelet-config=/host/root/var/lib/kubelet/config.yaml" {
+		t.Errorf("the last argument is %s", last)
 	}
 	for _, o := range objects(t, rendered) {
 		if name := o.GetName(); o.GetKind() != "ServiceAccount" && name != "nodeprobe-b" && !strings.HasPrefix(name, "nodeprobe-b-") {
