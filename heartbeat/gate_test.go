@@ -125,7 +125,9 @@ func TestForeignWriter(t *testing.T) {
 					}
 					api.round(t, "PUT")
 
-					time.Sleep(time.Second)
+					// Later than above: or else the renew time that we try next could be the
+					// kubelet's to the microsecond, and pass for ours.
+					time.Sleep(3 * time.Second)
 					api.renewAs("kubelet", offset)
 					api.round(t, "PUT GET")
 				})
