@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -77,32 +78,32 @@ func (l storedLease) Get(context.Context, string) (*coordinationv1.Lease, error)
 }
 
 func TestGuardAtStart(t *testing.T) {
-	for name, test := range map[string]struct {
-		api  stored
-		want string // "" starts
-	}{
-		"new node":                  {stored{}, ""},
-		"kubelet is alive":          {stored{lease: renewedBy("kubelet", 12*time.Second)}, "own node n: kubelet renewed its lease 12s ago; a node has one status writer"},
-		"k3s is alive":              {stored{lease: renewedBy("k3s", time.Second)}, "k3s renewed its lease 1s ago"},
-		"kubelet is gone":           {stored{lease: renewedBy("kubelet", 41*time.Second), node: writtenBy("kubelet", "status", time.Minute)}, ""},
-		"kubelet's first post":      {stored{node: writtenBy("kubelet", "status", time.Second)}, "kubelet wrote its status 1s ago"},
-		"kubelet's label":           {stored{node: writtenBy("kubelet", "", time.Second)}, ""},
-		"someone else's condition":  {stored{node: writtenBy("node-problem-detector", "status", time.Second)}, ""},
-		"we have been restarted":    {stored{lease: renewedBy("nodeprobe", time.Second), node: writtenBy("nodeprobe", "status", time.Second)}, ""},
-		"it is not told who":        {stored{lease: renewedBy("", time.Second)}, ""},
-		"lease was never renewed":   {stored{lease: &coordinationv1.Lease{}}, ""},
-		"its clock is ahead":        {stored{node: writtenBy("kubelet", "status", -2*time.Second)}, "kubelet wrote its status 0s ago"},
-		"ours was set back":         {stored{lease: renewedBy("kubelet", -24*time.Hour), node: writtenBy("kubelet", "status", -24*time.Hour)}, ""},
-		"API server cannot be read": {stored{err: errors.New("connection refused")}, ""},
-	} {
-		t.Run(name, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // ages are told in seconds, and must not grow meanwhile
+		for name, test := range map[string]struct {
+			api  stored
+			want string // "" starts
+		}{
+			"new node":                  {stored{}, ""},
+			"kubelet is alive":          {stored{lease: renewedBy("kubelet", 12*time.Second)}, "own node n: kubelet renewed its lease 12s ago; a node has one status writer"},
+			"k3s is alive":              {stored{lease: renewedBy("k3s", time.Second)}, "k3s renewed its lease 1s ago"},
+			"kubelet is gone":           {stored{lease: renewedBy("kubelet", 41*time.Second), node: writtenBy("kubelet", "status", time.Minute)}, ""},
+			"kubelet's first post":      {stored{node: writtenBy("kubelet", "status", time.Second)}, "kubelet wrote its status 1s ago"},
+			"kubelet's label":           {stored{node: writtenBy("kubelet", "", time.Second)}, ""},
+			"someone else's condition":  {stored{node: writtenBy("node-problem-detector", "status", time.Second)}, ""},
+			"we have been restarted":    {stored{lease: renewedBy("nodeprobe", time.Second), node: writtenBy("nodeprobe", "status", time.Second)}, ""},
+			"it is not told who":        {stored{lease: renewedBy("", time.Second)}, ""},
+			"lease was never renewed":   {stored{lease: &coordinationv1.Lease{}}, ""},
+			"its clock is ahead":        {stored{node: writtenBy("kubelet", "status", -2*time.Second)}, "kubelet wrote its status 0s ago"},
+			"ours was set back":         {stored{lease: renewedBy("kubelet", -24*time.Hour), node: writtenBy("kubelet", "status", -24*time.Hour)}, ""},
+			"API server cannot be read": {stored{err: errors.New("connection refused")}, ""},
+		} {
 			g := newGuard(40*time.Second, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 			err := g.start(t.Context(), test.api.nodes(), test.api.leases(), "n")
 			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
-				t.Errorf("got %v, want %q", err, test.want)
+				t.Errorf("%s: got %v, want %q", name, err, test.want)
 			}
-		})
-	}
+		}
+	})
 }
 
 func TestGuardStandsDown(t *testing.T) {

@@ -21,6 +21,7 @@ type supervisor struct {
 	address string // of its socket
 	// interval is how often it wants to hear that we are alive; 0 is never.
 	interval time.Duration
+	patience time.Duration // how long one that does not read may hold us up
 	alive    func() error
 	status   func() string // one line for people
 	log      *slog.Logger
@@ -56,7 +57,7 @@ func newSupervisor(log *slog.Logger) *supervisor {
 		return nil
 	}
 	s := &supervisor{
-		address: address, log: log, poke: make(chan struct{}, 1),
+		address: address, patience: time.Second, log: log, poke: make(chan struct{}, 1),
 		alive: func() error { return nil }, status: func() string { return "" },
 	}
 	if pid == "" || pid == strconv.Itoa(os.Getpid()) {
@@ -154,9 +155,6 @@ func (s *supervisor) reloaded() {
 	}
 }
 
-// tellTimeout bounds how long a service manager that does not read holds us up.
-const tellTimeout = time.Second
-
 // tell sends one message.
 func (s *supervisor) tell(lines ...string) {
 	s.mu.Lock()
@@ -179,7 +177,7 @@ func (s *supervisor) send(message string) (err error) {
 		return fmt.Errorf("connect to service manager: %w", err)
 	}
 	defer func() { err = errors.Join(err, conn.Close()) }()
-	if err := conn.SetWriteDeadline(time.Now().Add(tellTimeout)); err != nil {
+	if err := conn.SetWriteDeadline(time.Now().Add(s.patience)); err != nil {
 		return fmt.Errorf("tell service manager: %w", err)
 	}
 	if _, err := conn.Write([]byte(message)); err != nil {

@@ -61,6 +61,7 @@ func TestSupervisor(t *testing.T) {
 			t.Setenv(envWatchdogPID, strconv.Itoa(os.Getpid()))
 			log := &logBuffer{}
 			s := newSupervisor(slog.New(slog.NewTextHandler(log, nil)))
+			s.patience = patience
 			for _, name := range []string{envNotifySocket, envWatchdogTime, envWatchdogPID} {
 				if value, set := os.LookupEnv(name); set {
 					t.Errorf("%s=%s is left for children", name, value)
@@ -218,6 +219,7 @@ func TestDaemonIsAlive(t *testing.T) {
 	told := listenAsManager(t, filepath.Join(t.TempDir(), "notify"))
 	t.Setenv(envWatchdogTime, "20000")
 	d, _ := testDaemon(t, tr, "sampleInterval: 1h\n")
+	d.supervisor.patience = patience
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- d.run(ctx, nil) }()

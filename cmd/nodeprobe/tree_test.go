@@ -68,14 +68,23 @@ func newTree(t *testing.T, changes map[string]string) *tree {
 	return tr
 }
 
-// write keeps the inode: the sampler holds its files open.
+// write keeps the inode: the sampler holds its files open. It does not empty the file
+// first, which a sampler at work would see.
 func (tr *tree) write(name, content string) {
 	tr.t.Helper()
 	path := filepath.Join(tr.dir, name)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		tr.t.Fatal(err)
 	}
-	if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
+	if err != nil {
+		tr.t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteString(content); err != nil {
+		tr.t.Fatal(err)
+	}
+	if err := f.Truncate(int64(len(content))); err != nil {
 		tr.t.Fatal(err)
 	}
 }
