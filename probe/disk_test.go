@@ -7,7 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
+	"testing/synctest"
 
 	"golang.org/x/sys/unix"
 )
@@ -122,39 +122,41 @@ func TestFirstDirectoryThatExistsCounts(t *testing.T) {
 func TestImagesAt(t *testing.T) {
 	c := &calls{absent: map[string]bool{"/gone": true, "/var/lib/containerd": true}}
 	cfg := machine{}.boot(t).config()
-	cfg.Rootfs, cfg.ImageDirectories, cfg.StatfsTimeout = "/", []string{"/var/lib/containerd"}, 10*time.Millisecond
-	s, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	hang := make(chan struct{})
-	defer close(hang)
-	s.disks.nodefs.call, s.disks.imagefs.call = fakeStatfs, func(path []byte, st *unix.Statfs_t) error {
-		if string(path) == "/hangs\x00" {
-			<-hang
+	cfg.Rootfs, cfg.ImageDirectories = "/", []string{"/var/lib/containerd"}
+	synctest.Test(t, func(t *testing.T) {
+		s, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
 		}
-		return c.statfs(path, st)
-	}
-	for _, step := range []struct{ dir, asked string }{
-		{"", "/var/lib/containerd /var/lib/kubelet"},
-		{"/run/images", "/run/images"},
-		{"/run/images", "/run/images"},
-		{"/gone", "/gone /var/lib/containerd /var/lib/kubelet"},
-		{"/hangs", ""},
-		{"/images", "/images"},
-	} {
-		if step.dir != "" {
-			s.ImagesAt(step.dir)
+		defer s.Close()
+		hang := make(chan struct{})
+		defer close(hang)
+		s.disks.nodefs.call, s.disks.imagefs.call = fakeStatfs, func(path []byte, st *unix.Statfs_t) error {
+			if string(path) == "/hangs\x00" {
+				<-hang
+			}
+			return c.statfs(path, st)
 		}
-		got := s.Sample()
-		if asked := c.take(); asked != step.asked {
-			t.Errorf("%s: asked about %q, want %q", step.dir, asked, step.asked)
+		for _, step := range []struct{ dir, asked string }{
+			{"", "/var/lib/containerd /var/lib/kubelet"},
+			{"/run/images", "/run/images"},
+			{"/run/images", "/run/images"},
+			{"/gone", "/gone /var/lib/containerd /var/lib/kubelet"},
+			{"/hangs", ""},
+			{"/images", "/images"},
+		} {
+			if step.dir != "" {
+				s.ImagesAt(step.dir)
+			}
+			got := s.Sample()
+			if asked := c.take(); asked != step.asked {
+				t.Errorf("%s: asked about %q, want %q", step.dir, asked, step.asked)
+			}
+			if ok := got.Signals[ImageFsAvailable].OK; ok != (step.asked != "") {
+				t.Errorf("%s: %v, %v", step.dir, ok, got.Errors[SourceImageFs])
+			}
 		}
-		if ok := got.Signals[ImageFsAvailable].OK; ok != (step.asked != "") {
-			t.Errorf("%s: %v, %v", step.dir, ok, got.Errors[SourceImageFs])
-		}
-	}
+	})
 }
 
 func TestStatfsErrorTakesBothSignals(t *testing.T) {

@@ -202,7 +202,11 @@ func TestRealHungFilesystem(t *testing.T) {
 				t.Errorf("hung (-want +got):\n%s", d)
 			}
 		}
-		if n := f.unanswered(); n != 1 {
+		n := f.unanswered()
+		for deadline := time.Now().Add(30 * time.Second); n == 0 && time.Now().Before(deadline); n = f.unanswered() {
+			time.Sleep(time.Millisecond) // the server may not have had its turn yet
+		}
+		if n != 1 {
 			t.Errorf("%d statfs calls hang, want 1", n)
 		}
 		f.setSilent(false)
@@ -216,14 +220,13 @@ func TestRealHungFilesystem(t *testing.T) {
 }
 
 // withoutImageFs is the latest snapshot with the made-up imagefs, in place of the
-// real disk that the test uses for it, if that has an answer at all.
+// real disk that the test uses for it, which a busy machine may keep waiting, too.
 func (s *Sampler) withoutImageFs() Snapshot {
 	snap, want := s.current, fullSnapshot()
 	for _, sig := range []Signal{ImageFsAvailable, ImageFsInodesFree} {
-		if snap.Signals[sig].Err == nil {
-			snap.Signals[sig] = want.Signals[sig]
-		}
+		snap.Signals[sig] = want.Signals[sig]
 	}
+	snap.Errors[SourceImageFs] = nil
 	return snap
 }
 
@@ -249,13 +252,13 @@ func TestRealDeadFilesystem(t *testing.T) {
 	if err := unix.Unmount(f.dir, unix.MNT_FORCE); err != unix.EBUSY { // aborts the connection
 		t.Fatalf("unmount: %v", err)
 	}
-	for deadline := time.Now().Add(10 * time.Second); ; {
+	for deadline := time.Now().Add(30 * time.Second); ; {
 		err := ask()
 		if errors.Is(err, unix.ENOTCONN) {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("after 10 s: %v", err)
+			t.Fatalf("after 30 s: %v", err)
 		}
 	}
 }
