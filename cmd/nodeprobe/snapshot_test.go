@@ -3,12 +3,14 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"io"
 	"os"
 	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -217,35 +219,30 @@ func TestSnapshotOfThisMachine(t *testing.T) {
 // A snapshot of a machine that is running out of memory tells when.
 func TestSnapshotTellsTimeToLimit(t *testing.T) {
 	tr := newTree(t, nil)
-	stop, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		for used := int64(1) << 30; ; used = (used + 16<<20) % (6 << 30) { // some 0.3 GiB/s, and over again
-			select {
-			case <-stop:
-				return
-			case <-time.After(50 * time.Millisecond):
-				tr.write("sys/fs/cgroup/memory.stat", memoryStat(strconv.FormatInt(used, 10)))
-			}
+	cfg, p, err := loadConfig(writeConfig(t, ""), kubeletFiles{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		for i := range 20 { // 0.3 GiB/s, and never at the time of a sample
+			time.AfterFunc(time.Duration(50*i+25)*time.Millisecond, func() {
+				tr.write("sys/fs/cgroup/memory.stat", memoryStat(strconv.Itoa(2<<30+i<<24)))
+			})
 		}
-	}()
-	defer func() { close(stop); <-done }()
-	// A busy machine may take too few samples of it.
-	var told map[string]bool
-	for attempt := 0; attempt < 5 && !told["memory.available"]; attempt++ {
-		got := nodeprobe(t, append(tr.flags(), "snapshot", "--config", writeConfig(t, ""), "-o", "json")...)
+		var stdout bytes.Buffer
+		err := snapshot(t.Context(), &stdout, io.Discard, &cfg, p, tr.paths(), "json", time.Second)
 		var out snapshotOutput
-		if err := json.Unmarshal([]byte(got.stdout), &out); err != nil {
-			t.Fatalf("%v: %+v", err, got)
+		if jsonErr := json.Unmarshal(stdout.Bytes(), &out); jsonErr != nil {
+			t.Fatalf("%v, %v: %s", err, jsonErr, &stdout)
 		}
-		told = map[string]bool{}
+		told := map[string]string{}
 		for _, s := range out.Snapshot.Signals {
-			told[s.Name] = s.TimeToLimit != ""
+			told[s.Name] = s.TimeToLimit
 		}
-	}
-	if !told["memory.available"] || told["pid.available"] {
-		t.Errorf("time to limit is told: %v", told)
-	}
+		if told["memory.available"] == "" || told["pid.available"] != "" {
+			t.Errorf("time to limit is told: %v", told)
+		}
+	})
 	if got := nodeprobe(t, "snapshot", "--for", "-1s"); got.code != exitUsage || !strings.Contains(got.stderr, "--for: -1s is negative") {
 		t.Errorf("a negative time: %+v", got)
 	}
