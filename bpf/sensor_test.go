@@ -313,7 +313,7 @@ func TestNothingLeaks(t *testing.T) {
 	for range 3 {
 		cycle()
 	}
-	if got := fds(); got != wantFDs {
+	if got := fds(); got > wantFDs { // fewer, if what an earlier test has left was collected
 		t.Errorf("%d file descriptors, %d before", got, wantFDs)
 	}
 	eventually(t, "as few goroutines as before", func() bool { return runtime.NumGoroutine() <= wantGoroutines })
