@@ -55,7 +55,18 @@ func newFuseServer(t *testing.T) *fuseServer {
 	if err != nil {
 		skip(fmt.Errorf("open /dev/fuse: %w", err))
 	}
-	f := &fuseServer{fd: fd, dir: t.TempDir()}
+	// Not a t.TempDir: for a moment after it was unmounted, a directory may not be
+	// removable.
+	dir, err := os.MkdirTemp("", "nodeprobe-fuse-")
+	must(t, err)
+	t.Cleanup(func() {
+		err := os.Remove(dir)
+		for deadline := time.Now().Add(10 * time.Second); err != nil && time.Now().Before(deadline); err = os.Remove(dir) {
+			time.Sleep(10 * time.Millisecond)
+		}
+		must(t, err)
+	})
+	f := &fuseServer{fd: fd, dir: dir}
 	options := fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", fd)
 	if err := unix.Mount("nodeprobe-test", f.dir, "fuse", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
 		unix.Close(fd)
