@@ -276,7 +276,7 @@ func TestVolumesConfigErrors(t *testing.T) {
 // A filesystem that hangs for real, in the kernel, keeps nobody waiting but a
 // goroutine.
 func TestRealHungVolumes(t *testing.T) {
-	f := newFuseServer(t)
+	f := newFuseServer(t, t.TempDir())
 	s, err := NewVolumeSampler(VolumesConfig{
 		Procfs: "/proc", Rootfs: "/", RootDirectory: filepath.Join(f.dir, "kubelet"), Timeout: 100 * time.Millisecond,
 	})
