@@ -47,8 +47,7 @@ func TestExternalCloudProvider(t *testing.T) {
 			n.wait("the node is ready, and the cloud's", a.Started, func(node *corev1.Node) bool {
 				return has(node, allWell) && len(node.Spec.Taints) == 1 && tainted(node, cloudTaint, corev1.TaintEffectNoSchedule)
 			})
-			p := n.newPod(nil)
-			p.waitRefused(byTaint)
+			p := n.newRefused(byTaint)
 			n.checkMayNotUntaint()
 			n.waitPosts(time.Now(), 3)
 			var types []corev1.NodeAddressType

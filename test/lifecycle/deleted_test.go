@@ -33,7 +33,7 @@ func TestDeleted(t *testing.T) {
 	t.Logf("registered again after %s", again.At.Sub(deleted))
 
 	// Long enough for the garbage collector to have come and gone.
-	n.checkLeases(collect(t, leases, 20*time.Second), old.UID, again.Node.UID, deleted)
+	n.checkLeases(collect(t, leases, 20*time.Second, again.Node.UID), old.UID, again.Node.UID, deleted)
 	n.wait("the node is ready and has no taints", again.At, func(node *corev1.Node) bool {
 		return has(node, allWell) && len(node.Spec.Taints) == 0
 	})
@@ -62,13 +62,17 @@ type seenLease struct {
 	lease *coordinationv1.Lease
 }
 
-// collect returns what a watch tells in a time.
-func collect(t *testing.T, watcher watch.Interface, d time.Duration) []seenLease {
+// collect returns what a watch tells in a time, and, where all takes its time, until
+// a Lease has gone and the Node's has been renewed.
+func collect(t *testing.T, watcher watch.Interface, d time.Duration, owner types.UID) []seenLease {
 	t.Helper()
 	var seen []seenLease
-	for end := time.After(d); ; {
+	gone, renewals := false, 0
+	for least, most := time.After(d), time.After(patience); ; {
 		select {
-		case <-end:
+		case <-least:
+			least = nil
+		case <-most:
 			return seen
 		case event := <-watcher.ResultChan():
 			lease, ok := event.Object.(*coordinationv1.Lease)
@@ -76,6 +80,13 @@ func collect(t *testing.T, watcher watch.Interface, d time.Duration) []seenLease
 				t.Fatalf("watch of the lease: %+v", event)
 			}
 			seen = append(seen, seenLease{time.Now(), event.Type, lease})
+			gone = gone || event.Type == watch.Deleted
+			if slices.ContainsFunc(lease.OwnerReferences, func(o metav1.OwnerReference) bool { return o.UID == owner }) {
+				renewals++
+			}
+		}
+		if least == nil && gone && renewals >= 3 {
+			return seen
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -88,14 +89,33 @@ func (p *pod) waitBound() {
 // that reason, in its status and in an Event.
 func (p *pod) waitRefused(why string) {
 	p.t.Helper()
-	p.wait("refused: "+why, func(pod *corev1.Pod) bool {
-		return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-			return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse &&
-				c.Reason == corev1.PodReasonUnschedulable && strings.Contains(c.Message, why)
-		})
-	})
+	p.wait("refused: "+why, func(pod *corev1.Pod) bool { return isRefused(pod, why) })
 	p.node.waitEvent("involvedObject.uid="+string(p.UID), "FailedScheduling", why)
 	p.checkUnbound()
+}
+
+func isRefused(pod *corev1.Pod, why string) bool {
+	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse &&
+			c.Reason == corev1.PodReasonUnschedulable && strings.Contains(c.Message, why)
+	})
+}
+
+// newRefused creates a pod for the Node as soon as the scheduler refuses such pods
+// for that reason: it may learn of the pod before it learns of the Node's latest
+// version, and bind it.
+func (n *node) newRefused(why string) *pod {
+	n.t.Helper()
+	for deadline := time.Now().Add(patience); ; {
+		p := n.newPod(nil)
+		p.wait("bound or refused", func(pod *corev1.Pod) bool { return pod.Spec.NodeName != "" || isRefused(pod, why) })
+		if p.Spec.NodeName == "" || time.Now().After(deadline) {
+			p.waitRefused(why)
+			return p
+		}
+		n.t.Logf("pod %s was bound before the scheduler knew better", p.Name)
+		p.delete()
+	}
 }
 
 // byTaint is why pods are refused that do not tolerate a taint. The scheduler

@@ -52,8 +52,7 @@ func TestPressure(t *testing.T) {
 			taintedAt := n.wait("the node is tainted", pressed, func(node *corev1.Node) bool {
 				return tainted(node, test.taint, corev1.TaintEffectNoSchedule)
 			})
-			p := n.newPod(nil)
-			p.waitRefused(byTaint)
+			p := n.newRefused(byTaint)
 
 			released := time.Now()
 			must(t, l.release())

@@ -85,8 +85,7 @@ func TestCordoned(t *testing.T) {
 	n.wait("the node is tainted", at, func(node *corev1.Node) bool {
 		return tainted(node, corev1.TaintNodeUnschedulable, corev1.TaintEffectNoSchedule)
 	})
-	p := n.newPod(nil)
-	p.waitRefused("unschedulable")
+	p := n.newRefused("unschedulable")
 	at = cordon(`{"spec":{"unschedulable":null}}`)
 	n.waitEvent(mine, "NodeSchedulable", n.name)
 	n.wait("the taint is gone", at, func(node *corev1.Node) bool { return len(node.Spec.Taints) == 0 })
