@@ -22,8 +22,8 @@ import (
 const (
 	// liveTimeout bounds the start; stopGrace is for nodeprobe to detach from
 	// the kernel.
-	liveTimeout = 30 * time.Second
-	stopGrace   = 5 * time.Second
+	liveTimeout = 2 * time.Minute
+	stopGrace   = 30 * time.Second
 )
 
 // Config is a nodeprobe configuration, by field. Values are what the YAML has:

@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	readyTimeout = 30 * time.Second
-	stopGrace    = 5 * time.Second
+	readyTimeout = 2 * time.Minute
+	stopGrace    = 20 * time.Second
 )
 
 // Options for Start.

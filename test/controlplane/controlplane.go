@@ -25,8 +25,8 @@ import (
 )
 
 // readyTimeout bounds the start of one component. A busy two-core machine needs
-// a tenth of it.
-const readyTimeout = time.Minute
+// a tenth of it at most.
+const readyTimeout = 3 * time.Minute
 
 // Options for Start. The zero value is useful.
 type Options struct {

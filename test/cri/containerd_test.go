@@ -48,7 +48,7 @@ conf_dir = "%[1]s/cni/net.d"
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { p.Stop(5 * time.Second) })
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	s := newSampler(t, filepath.Join(dir, "sock"))
 	err = p.WaitReady(ctx, func(ctx context.Context) error { return s.Sample(ctx).Reads[cri.CallStatus].Err })
@@ -85,7 +85,7 @@ func TestContainerd(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "sock")
 	runtime := startContainerd(t, dir)
-	s, err := cri.New(cri.Config{Endpoint: path, ImageInterval: time.Nanosecond, Timeout: time.Second})
+	s, err := cri.New(cri.Config{Endpoint: path, ImageInterval: time.Nanosecond, Timeout: 3 * time.Second})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,7 +130,7 @@ func TestContainerd(t *testing.T) {
 	waitStopped(t, runtime.PID())
 	err = s.Sample(t.Context()).Reads[cri.CallStatus].Err
 	signal(syscall.SIGCONT)
-	if err == nil || !strings.HasSuffix(err.Error(), "no answer within 1s") {
+	if err == nil || !strings.HasSuffix(err.Error(), "no answer within 3s") {
 		t.Errorf("while it hangs: %v", err)
 	}
 	mustRead(t, s)
@@ -158,7 +158,7 @@ func TestContainerd(t *testing.T) {
 // running when it got the signal may answer yet.
 func waitStopped(t *testing.T, pid int) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Millisecond) {
 		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
 		if err != nil || len(files) == 0 {
 			t.Fatalf("threads of %d: %v", pid, err)
@@ -182,7 +182,7 @@ func importImages(t testing.TB, path string, n int) {
 		t.Fatal(err)
 	}
 	// containerd's CRI hears of them a little later.
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	s := newSampler(t, path)
 	for {

@@ -203,14 +203,14 @@ func (s *stage) wantTyped(policy *admissionv1.ValidatingAdmissionPolicy) {
 
 func (s *stage) eventually(what string, check func() error) {
 	s.t.Helper()
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(3 * time.Minute)
 	for {
 		err := check()
 		if err == nil {
 			return
 		}
 		if time.Now().After(deadline) {
-			s.t.Fatalf("waited a minute until %s: %v", what, err)
+			s.t.Fatalf("waited three minutes until %s: %v", what, err)
 		}
 		time.Sleep(50 * time.Millisecond)
 	}

@@ -77,7 +77,7 @@ func (n *node) write(path string, data []byte) {
 	}
 }
 
-// certificates that last for a few seconds: they end by themselves.
+// certificates that end by themselves, once nodeprobe has had the time to start.
 func certificates(n *node, cp *controlplane.ControlPlane) credentials {
 	n.t.Helper()
 	user := &clientcmdapi.AuthInfo{ClientCertificate: filepath.Join(n.spec.Dir, "client.crt"), ClientKey: filepath.Join(n.spec.Dir, "client.key")}
@@ -91,7 +91,7 @@ func certificates(n *node, cp *controlplane.ControlPlane) credentials {
 		n.write(user.ClientKey, key)
 		n.write(user.ClientCertificate, cert)
 	}
-	issue(10 * time.Second)
+	issue(25 * time.Second)
 	return credentials{user, func() {}, func() { issue(time.Hour) }}
 }
 

@@ -87,7 +87,7 @@ func TestBadRuntime(t *testing.T) {
 	each("full disk", func(t *testing.T, r *badRuntime) {
 		r.node.waitCondition(corev1.NodeDiskPressure, corev1.ConditionTrue)
 		// A call of the runtime may take ten.
-		if took := waitLogged(t, r.agent, "condition changed", 0).Time.Sub(filled); took > 5*time.Second {
+		if took := waitLogged(t, r.agent, "condition changed", 0).Time.Sub(filled); took > 8*time.Second {
 			t.Errorf("noticed after %s", took)
 		}
 	})

@@ -110,6 +110,7 @@ func TestGuardStandsDown(t *testing.T) {
 				}
 				return err
 			})
+			time.Sleep(2 * time.Second) // a write that was on its way may still arrive
 			node := n.mustGet()
 			lease, err := n.lease()
 			if err != nil {

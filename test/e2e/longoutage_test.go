@@ -252,7 +252,7 @@ func (o *outage) checkPatch() {
 		}
 		flip, at := o.flips[kind], is.LastTransitionTime.Time
 		// The API has whole seconds; the log is written a moment after the sample.
-		if is.Status != want || !at.Equal(flip.Truncate(time.Second)) && !at.Equal(flip.Add(-200*time.Millisecond).Truncate(time.Second)) {
+		if is.Status != want || at.After(flip) || flip.Sub(at) > 2*time.Second {
 			o.t.Errorf("%s is %s since %s; it is %s since %s", kind, is.Status, at, want, flip)
 		}
 		o.t.Logf("%s is %s since %s: changed at %s", kind, is.Status, at.UTC().Format(time.TimeOnly), flip.UTC().Format("15:04:05.000"))

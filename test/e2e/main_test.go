@@ -144,7 +144,7 @@ func (n *node) follow() *nodewatch.History {
 }
 
 // patience is for a machine that does ten other things at the same time.
-const patience = time.Minute
+const patience = 3 * time.Minute
 
 // eventually calls check until it returns nil, and ends the test if it never
 // does.

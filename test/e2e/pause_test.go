@@ -20,7 +20,7 @@ import (
 func TestPause(t *testing.T) {
 	t.Parallel()
 	cp := controlplane.StartForTest(t)
-	n := newNode(t, cp, agent.Config{"sampleInterval": "300ms", "statfsTimeout": "100ms"})
+	n := newNode(t, cp, agent.Config{"sampleInterval": "1s", "statfsTimeout": "300ms"})
 	user, groups := controlplane.NodeUser(n.name)
 	proxy := fault.StartForTest(t, cp, user, groups...)
 	n.spec.Kubeconfig = proxy.Kubeconfig()
@@ -38,10 +38,11 @@ func TestPause(t *testing.T) {
 		n.waitRenewed(resumed)
 		late := time.Since(resumed)
 		time.Sleep(time.Second)
+		most := 2 + int(time.Since(resumed)/time.Second) // one each second
 		puts := proxy.Count("PUT", leasesPath+"/*")
 		t.Logf("renewed within %s of the pause; %d renewals in a second", late.Round(time.Millisecond), puts)
-		if puts > 3 { // one each second
-			t.Errorf("%d renewals in about a second", puts)
+		if puts > most {
+			t.Errorf("%d renewals, want %d at most", puts, most)
 		}
 	}
 	skipped, err := a.Metric(t.Context(), `nodeprobe_heartbeat_renewals_total{result="skipped_unhealthy"}`)

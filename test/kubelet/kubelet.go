@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	readyTimeout = time.Minute
+	readyTimeout = 3 * time.Minute
 	stopGrace    = 5 * time.Second
 )
 

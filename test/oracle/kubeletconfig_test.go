@@ -97,7 +97,7 @@ func kubeletConfig(t *testing.T, program, dir string) map[string]any {
 			args = append(args, flag+found[0])
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	output, err := exec.CommandContext(ctx, program, args...).CombinedOutput()
 	logged := configLog.FindSubmatch(output)

@@ -18,7 +18,7 @@ import (
 )
 
 // patience is how long anything may take that must happen.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // chromium is a headless browser with one tab. It is spoken to in the DevTools
 // protocol, JSON with a NUL after each message, over two pipes.

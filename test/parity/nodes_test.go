@@ -18,7 +18,7 @@ import (
 
 // settleTime is what the controllers have to follow a change of conditions with
 // their taints, and a kubelet to tell what it tells in a patch of its own.
-const settleTime = 30 * time.Second
+const settleTime = 90 * time.Second
 
 // calm is a node as it should be: ready, no pressure, and all of the images.
 func calm(node *corev1.Node) bool {

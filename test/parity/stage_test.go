@@ -24,7 +24,7 @@ import (
 const (
 	kubeletNode, ourNode = "parity-kubelet", "parity-nodeprobe"
 	bareNode             = "parity-bare" // a nodeprobe's that knows of no container runtime
-	patience             = 90 * time.Second
+	patience             = 3 * time.Minute
 	nodeLabel            = "example.com/parity"
 	shownImages          = 3
 )

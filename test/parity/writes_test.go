@@ -14,7 +14,7 @@ import (
 
 // sendTime is what both have to send what they send every few seconds, and the audit
 // log to follow what a watch has shown.
-const sendTime = 30 * time.Second
+const sendTime = 90 * time.Second
 
 // clockSlack is for what lies between the clock's reading in a body and its arrival.
 const clockSlack = 100 * time.Millisecond

@@ -161,7 +161,7 @@ func TestContainers(t *testing.T) {
 		}
 		// It is this program until it has become cat.
 		comm := []byte(nil)
-		for deadline := time.Now().Add(10 * time.Second); err == nil && string(comm) != "cat\n" && time.Now().Before(deadline); {
+		for deadline := time.Now().Add(time.Minute); err == nil && string(comm) != "cat\n" && time.Now().Before(deadline); {
 			comm, err = os.ReadFile("/proc/" + strings.TrimSpace(string(pid)) + "/comm")
 		}
 		if err != nil || string(comm) != "cat\n" {
@@ -287,7 +287,7 @@ func TestKilledParentLeavesNothing(t *testing.T) {
 	if dir == "" {
 		t.Fatal("victim did not get as far")
 	}
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for time.Now().Before(deadline) {
 		if _, err := os.Stat(filepath.Dir(dir)); os.IsNotExist(err) && len(leftovers(t, victim.Process.Pid)) == 0 {
 			break

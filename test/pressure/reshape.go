@@ -46,7 +46,7 @@ func (f *Filesystem) Unmount(lazily bool) error {
 	}
 	err := unix.Unmount(f.Dir, flags)
 	// Whoever watches the filesystem may have it open just now.
-	for deadline := time.Now().Add(10 * time.Second); errors.Is(err, unix.EBUSY) && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(time.Minute); errors.Is(err, unix.EBUSY) && time.Now().Before(deadline); {
 		time.Sleep(10 * time.Millisecond)
 		err = unix.Unmount(f.Dir, flags)
 	}

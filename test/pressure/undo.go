@@ -57,7 +57,7 @@ func unmount(dir string) error {
 // removeCgroup waits for the tasks of a cgroup to be gone, which takes the
 // kernel a moment after their process has been waited for, and removes it.
 func removeCgroup(dir string) error {
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		err := os.Remove(dir)
 		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {

@@ -18,7 +18,7 @@ func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
 // waitGone waits for a process that this one is not the parent of.
 func waitGone(t *testing.T, pid int) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); alive(pid); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); alive(pid); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("process %d is still there", pid)
 		}
@@ -56,7 +56,7 @@ func TestStop(t *testing.T) {
 			if alive(p.PID()) {
 				t.Error("process is still there")
 			}
-			if took := time.Since(begin); took > 10*time.Second {
+			if took := time.Since(begin); took > 25*time.Second {
 				t.Errorf("took %s", took)
 			}
 		})
@@ -65,7 +65,7 @@ func TestStop(t *testing.T) {
 
 func waitForLog(t *testing.T, p *Process, text string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	if err := p.WaitReady(ctx, func(context.Context) error {
 		if !strings.Contains(LogTail(p.logFile, 5), text) {

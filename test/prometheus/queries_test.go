@@ -27,7 +27,7 @@ import (
 func TestMain(m *testing.M) { os.Exit(controlplane.Main(m)) }
 
 // patience is for what waits for scrapes, which come every second.
-const patience = time.Minute
+const patience = 3 * time.Minute
 
 // Each query of the dashboard, and each selector in the alerts, finds something in
 // what a real Prometheus has scraped from real nodeprobes in every mode, over TLS
