@@ -30,6 +30,12 @@ func writes(t *testing.T, cp *controlplane.ControlPlane, program string, since t
 	})
 }
 
+// done is what the API server has done of that: it may give up on a request, which
+// is then sent once more.
+func done(events []controlplane.AuditEvent) []controlplane.AuditEvent {
+	return slices.DeleteFunc(slices.Clone(events), func(e controlplane.AuditEvent) bool { return e.ResponseStatus.Code/100 != 2 })
+}
+
 // of returns the requests of a verb about a resource, such as "nodes/status".
 func of(events []controlplane.AuditEvent, verb, resource string) []controlplane.AuditEvent {
 	return slices.DeleteFunc(slices.Clone(events), func(e controlplane.AuditEvent) bool {
