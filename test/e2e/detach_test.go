@@ -159,7 +159,9 @@ func TestNothingMountedIsDetached(t *testing.T) {
 	root.mount("mounted")
 	n.waitInUse("mounted")
 
-	// The one that is not mounted shows that the controller has looked.
+	// The controller learns of Nodes and of pods separately. The one that is not
+	// mounted shows that it has looked.
+	time.Sleep(3 * time.Second)
 	c.deletePod("mounted")
 	c.deletePod("first")
 	c.waitDetached("first")
