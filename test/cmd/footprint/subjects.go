@@ -23,7 +23,7 @@ const (
 	// leaseDuration is the kubelet's default, and nodeprobe's.
 	leaseDuration = 40 * time.Second
 
-	readyTimeout = 30 * time.Second
+	readyTimeout = 2 * time.Minute
 	// stopGrace is for nodeprobe to detach from the kernel.
 	stopGrace = 5 * time.Second
 )
