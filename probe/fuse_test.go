@@ -78,6 +78,14 @@ func newFuseServer(t *testing.T, dir string) *fuseServer {
 			t.Errorf("serve: %v", err)
 		}
 		unix.Close(fd)
+		// For a moment after it was unmounted, an empty directory may not be removable,
+		// and who removes t.TempDir tries once.
+		for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+			if below, err := os.ReadDir(f.dir); err == nil && len(below) > 0 || os.Remove(f.dir) == nil {
+				return
+			}
+		}
+		t.Errorf("%s cannot be removed", f.dir)
 	})
 	return f
 }
