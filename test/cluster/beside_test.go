@@ -20,7 +20,6 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/agent"
 	"github.com/nodeprobe/nodeprobe/test/build"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
-	"github.com/nodeprobe/nodeprobe/test/need"
 	"github.com/nodeprobe/nodeprobe/test/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/pressure"
 )
@@ -38,17 +37,7 @@ var builtIn = []corev1.NodeConditionType{corev1.NodeReady, corev1.NodeMemoryPres
 // none of its is ever other than it wrote, and a third writer's stays. Here nodeprobe
 // may write whatever it likes, so that nothing but itself keeps it from doing so.
 func TestBeside(t *testing.T) {
-	need.Root(t)
-	need.Command(t, "mkfs.ext4", "e2fsprogs")
-	disk, err := pressure.Disk(64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { // after nodeprobe has ended
-		if err := disk.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	disk := pressure.DiskForTest(t, 64)
 	binary, err := build.Product(t.Context(), t.TempDir(), os.Stderr)
 	if err != nil {
 		t.Fatal(err)

@@ -32,7 +32,7 @@ func TestCluster(t *testing.T) {
 			overlay := s.overlay(t, variant.kustomization)
 			pod := s.install(t, overlay)
 			for _, l := range s.loads {
-				s.wait(t, ours, begin, nodewatch.Has(l.own(), corev1.ConditionFalse))
+				s.wait(t, ours, begin, nodewatch.Has(ourCondition(l), corev1.ConditionFalse))
 			}
 			programs := s.bpfPrograms(t, pod)
 			s.oomKill(t)

@@ -11,6 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/nodeprobe/nodeprobe/test/pressure"
 )
 
 const namespace = "nodeprobe"
@@ -37,7 +39,7 @@ func (s *stage) overlay(t *testing.T, of string) (dir string) {
 	listenHost, _, err := net.SplitHostPort(listen)
 	s.must(err)
 	config["webListenAddress"] = net.JoinHostPort(listenHost, fmt.Sprint(s.port))
-	config["evictionHard"] = thresholds(s.loads)
+	config["evictionHard"] = pressure.Thresholds(s.loads)
 	config["evictionPressureTransitionPeriod"] = transition.String()
 	config["rootDirectory"] = s.rootDir()
 	config["imageDirectories"] = []string{filepath.Join(s.dir, "root")}

@@ -60,8 +60,8 @@ func (s *stage) startPrometheus() *prometheus {
 func (p *prometheus) wantAlert(t *testing.T, state string) {
 	t.Helper()
 	for _, l := range p.s.loads {
-		p.s.eventually(t, "the alert about "+string(l.condition)+" is "+state, func() error {
-			is, err := p.alert(t.Context(), string(l.condition))
+		p.s.eventually(t, "the alert about "+string(l.Condition)+" is "+state, func() error {
+			is, err := p.alert(t.Context(), string(l.Condition))
 			if err == nil && is != state {
 				err = fmt.Errorf("it is %s", is)
 			}

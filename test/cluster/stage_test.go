@@ -46,7 +46,7 @@ type stage struct {
 	runtime *containerd.Containerd
 	kubelet *kubelet.Kubelet
 	disk    *pressure.Filesystem // what nodefs is on
-	loads   []*load
+	loads   []*pressure.Load
 	seen    *nodewatch.History
 	ip      string // the node's
 	port    int    // of nodeprobe's metrics
@@ -60,7 +60,7 @@ func newStage(t *testing.T) *stage {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &stage{t: t, root: filepath.Dir(root), dir: os.Getenv(confinedEnv), ip: address(t)}
+	s := &stage{t: t, root: filepath.Dir(root), dir: os.Getenv(confinedEnv), ip: need.Address(t)}
 	// Built before there are limits: a compiler needs memory that will be back.
 	_, err = kubelet.Build(t.Context(), os.Stderr)
 	s.must(err)
@@ -80,9 +80,7 @@ func newStage(t *testing.T) *stage {
 	t.Cleanup(func() { s.check(s.runtime.Stop()) })
 	s.must(containerd.ImportProgram(t.Context(), s.runtime.Socket, pauseImage, pause))
 	s.must(containerd.Import(t.Context(), s.runtime.Socket, filepath.Join(s.dir, "nodeprobe-image.tar")))
-	s.disk, err = pressure.Disk(1024)
-	s.must(err)
-	t.Cleanup(func() { s.check(s.disk.Close()) })
+	s.disk = pressure.DiskForTest(t, 1024)
 	s.seen, err = nodewatch.Follow(t.Context(), s.client, nodeName)
 	s.must(err)
 	s.startKubelet()
@@ -105,11 +103,11 @@ func (s *stage) startKubelet() {
 	for _, dir := range dirs {
 		s.must(os.Mkdir(dir, 0o755))
 	}
-	s.loads, err = newLoads(s.disk)
+	s.loads, err = pressure.Loads(s.disk)
 	s.must(err)
 	s.kubelet, err = kubelet.Start(s.t.Context(), s.cp, kubelet.Options{
 		NodeName: nodeName, RuntimeEndpoint: s.runtime.Endpoint, Dir: s.t.TempDir(), RootDir: s.rootDir(), Log: os.Stderr,
-		Thresholds: thresholds(s.loads),
+		Thresholds: pressure.Thresholds(s.loads),
 		Config: kubelet.Config{
 			"cgroupsPerQOS": true, "cgroupRoot": cgroup,
 			"evictionPressureTransitionPeriod": transition.String(),
@@ -203,19 +201,3 @@ func (s *stage) check(err error) {
 
 // metricsAddress is where nodeprobe serves, in the host's network.
 func (s *stage) metricsAddress() string { return net.JoinHostPort(s.ip, fmt.Sprint(s.port)) }
-
-// address is one of this machine's that a kubelet takes for its node's.
-func address(t *testing.T) string {
-	t.Helper()
-	addresses, err := net.InterfaceAddrs()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, a := range addresses {
-		if network, ok := a.(*net.IPNet); ok && network.IP.IsGlobalUnicast() {
-			return network.IP.String()
-		}
-	}
-	need.Skip(t, "needs an address other than loopback")
-	return ""
-}

@@ -14,7 +14,6 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/agent"
 	"github.com/nodeprobe/nodeprobe/test/build"
-	"github.com/nodeprobe/nodeprobe/test/need"
 	"github.com/nodeprobe/nodeprobe/test/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/pressure"
 	"github.com/nodeprobe/nodeprobe/test/process"
@@ -35,17 +34,7 @@ func TestAugment(t *testing.T) {
 // it. The API server has to take it for user.
 func (s *stage) augments(t *testing.T, pod *rest.Config, user string, config agent.Config) {
 	t.Helper()
-	need.Root(t)
-	need.Command(t, "mkfs.ext4", "e2fsprogs")
-	fs, err := pressure.Disk(64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { // after nodeprobe has ended
-		if err := fs.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	fs := pressure.DiskForTest(t, 64)
 	before := s.others("a")
 	a := s.start(pod, agent.Config{
 		"mode": "augment", "rootDirectory": fs.Dir, "evictionHard": agent.Hard(map[string]string{"nodefs.available": "20Mi"}),

@@ -18,7 +18,6 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/agent"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
-	"github.com/nodeprobe/nodeprobe/test/need"
 	"github.com/nodeprobe/nodeprobe/test/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/pressure"
 )
@@ -54,17 +53,7 @@ func grantAugment(t *testing.T, cp *controlplane.ControlPlane, user string) {
 // another has not is removed.
 func TestAugment(t *testing.T) {
 	t.Parallel()
-	need.Root(t)
-	need.Command(t, "mkfs.ext4", "e2fsprogs")
-	fs, err := pressure.Disk(64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { // after nodeprobe has ended
-		if err := fs.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	fs := pressure.DiskForTest(t, 64)
 	cp := controlplane.StartExclusive(t, controlplane.Options{AuditLog: true})
 	n := newNode(t, cp, agent.Config{
 		"mode": "augment", "bpf": "auto", "rootDirectory": fs.Dir,
@@ -73,6 +62,7 @@ func TestAugment(t *testing.T) {
 		"conditions":         map[string]any{"example.com/Dropped": map[string]any{"when": []string{"PIDPressure"}, "reason": "Bad", "okReason": "Good"}},
 	})
 	user := "augment-" + n.name
+	var err error
 	if n.spec.Kubeconfig, err = cp.Kubeconfig(user); err != nil {
 		t.Fatal(err)
 	}

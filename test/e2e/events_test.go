@@ -109,15 +109,7 @@ func TestOOMKillWithoutBPF(t *testing.T) {
 // an error, of which the kernel notifies nobody.
 func TestReadOnlyFilesystem(t *testing.T) {
 	t.Parallel()
-	fs, err := pressure.Disk(64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := fs.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	fs := pressure.DiskForTest(t, 64)
 	n := newNode(t, controlplane.StartForTest(t), agent.Config{
 		"bpf": "auto", "sampleInterval": "10s", "rootDirectory": fs.Dir, "evictionHard": map[string]string{"nodefs.available": "5%"},
 	})

@@ -9,7 +9,6 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/agent"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
-	"github.com/nodeprobe/nodeprobe/test/need"
 	"github.com/nodeprobe/nodeprobe/test/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/pressure"
 )
@@ -18,18 +17,7 @@ import (
 // is then under disk pressure.
 func newFullableNode(t *testing.T, cp *controlplane.ControlPlane, config agent.Config) (*node, *pressure.Filesystem) {
 	t.Helper()
-	need.Root(t)
-	need.Command(t, "mkfs.ext4", "e2fsprogs")
-	need.Command(t, "mount", "mount")
-	fs, err := pressure.Disk(16)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := fs.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	fs := pressure.DiskForTest(t, 16)
 	n := newNode(t, cp, agent.Config{
 		"rootDirectory": fs.Dir,
 		"evictionHard":  agent.Hard(map[string]string{"nodefs.available": "30%"}),

@@ -11,7 +11,6 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/agent"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
-	"github.com/nodeprobe/nodeprobe/test/need"
 	"github.com/nodeprobe/nodeprobe/test/pressure"
 )
 
@@ -19,21 +18,14 @@ import (
 // nodeprobe is needed. A program in Go dies if it cannot when it wants to.
 func TestNoNewThreads(t *testing.T) {
 	t.Parallel()
-	need.Root(t)
-	need.Command(t, "mkfs.ext4", "e2fsprogs")
+	fs := pressure.DiskForTest(t, 64)
 	none, err := pressure.NoNewTasks()
 	if err != nil {
 		t.Fatal(err)
 	}
-	fs, err := pressure.Disk(64)
-	if err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() { // after nodeprobe has ended
-		for _, release := range []func() error{none.Release, fs.Close} {
-			if err := release(); err != nil {
-				t.Error(err)
-			}
+		if err := none.Release(); err != nil {
+			t.Error(err)
 		}
 	})
 	cp := controlplane.StartForTest(t)

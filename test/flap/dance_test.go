@@ -64,7 +64,7 @@ func newDancers(t *testing.T) []*dancer {
 	pids.limit = present - 1500
 
 	// Two filesystems, so that their dances do not wait for each other.
-	nodefs, imagefs := disk(t), disk(t)
+	nodefs, imagefs := pressure.DiskForTest(t, 256), pressure.DiskForTest(t, 256)
 	dancers := []*dancer{memory, {
 		signal: "nodefs.available", unit: "bytes", dir: nodefs.Dir, condition: corev1.NodeDiskPressure, limit: 64 << 20, reach: 8 << 20,
 		available: nodefs.Available, move: nodefs.Fill,
@@ -74,21 +74,11 @@ func newDancers(t *testing.T) []*dancer {
 	}, pids}
 	t.Cleanup(func() {
 		const everything = 1 << 60
-		if err := errors.Join(memory.move(everything), pids.move(everything), nodefs.Close(), imagefs.Close()); err != nil {
+		if err := errors.Join(memory.move(everything), pids.move(everything)); err != nil {
 			t.Error(err)
 		}
 	})
 	return dancers
-}
-
-func disk(t *testing.T) *pressure.Filesystem {
-	t.Helper()
-	f, err := pressure.Disk(256)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = f.Close() }) // the second time, if all went well
-	return f
 }
 
 // dance moves the value back and forth until ctx ends, and returns how often.

@@ -41,8 +41,6 @@ func needDance(t *testing.T) {
 		t.Skip("takes minutes and disturbs the machine; make test-flap runs it")
 	}
 	need.Root(t)
-	need.Command(t, "mkfs.ext4", "e2fsprogs")
-	need.Command(t, "mount", "mount")
 }
 
 // TestLarge has each value pass both edges as fast as it can be made to, with

@@ -2,7 +2,6 @@ package lifecycle
 
 import (
 	"context"
-	"net"
 	"slices"
 	"testing"
 	"time"
@@ -29,7 +28,7 @@ const (
 // Node takes no pods until it has spoken.
 func TestExternalCloudProvider(t *testing.T) {
 	t.Parallel()
-	ip := machineIP(t)
+	ip := need.Address(t)
 	for _, test := range []struct {
 		name, nodeIP string
 		addresses    []corev1.NodeAddressType // until the controller has spoken
@@ -77,20 +76,6 @@ func TestExternalCloudProvider(t *testing.T) {
 			}
 		})
 	}
-}
-
-// machineIP returns an address of this machine that a Node may have.
-func machineIP(t *testing.T) string {
-	t.Helper()
-	addresses, err := net.InterfaceAddrs()
-	must(t, err)
-	for _, address := range addresses {
-		if a, ok := address.(*net.IPNet); ok && a.IP.IsGlobalUnicast() {
-			return a.IP.String()
-		}
-	}
-	need.Skip(t, "needs a network interface with a global address")
-	return ""
 }
 
 // checkMayNotUntaint wants the API server to keep a kubelet's identity from

@@ -10,6 +10,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/agent"
 	"github.com/nodeprobe/nodeprobe/test/need"
 	"github.com/nodeprobe/nodeprobe/test/nodewatch"
+	"github.com/nodeprobe/nodeprobe/test/pressure"
 )
 
 // A dead nodeprobe is missed as a dead kubelet would be. Once it is back, all is
@@ -36,7 +37,7 @@ func TestSilent(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			fs := newDisk(t)
+			fs := pressure.DiskForTest(t, 16)
 			n := newNode(t, agent.Config{
 				"rootDirectory": fs.Dir, "evictionHard": agent.Hard(map[string]string{"nodefs.available": "30%"}),
 				// In each zone the controllers give up one Node in ten seconds.

@@ -5,6 +5,7 @@
 package need
 
 import (
+	"net"
 	"os"
 	"os/exec"
 	"testing"
@@ -34,4 +35,21 @@ func Command(t testing.TB, name, debianPackage string) {
 	if _, err := exec.LookPath(name); err != nil {
 		Skip(t, "needs "+name+" (Debian package "+debianPackage+")")
 	}
+}
+
+// Address returns an address of this machine that a node may have, and skips the
+// test if there is none but loopback's.
+func Address(t testing.TB) string {
+	t.Helper()
+	addresses, err := net.InterfaceAddrs()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range addresses {
+		if network, ok := a.(*net.IPNet); ok && network.IP.IsGlobalUnicast() {
+			return network.IP.String()
+		}
+	}
+	Skip(t, "needs an address other than loopback")
+	return ""
 }

@@ -33,8 +33,8 @@ func TestParity(t *testing.T) {
 	s.begin()
 
 	for _, load := range s.loads {
-		s.transition(load.condition, corev1.ConditionTrue, both, load.press)
-		s.transition(load.condition, corev1.ConditionFalse, both, load.release)
+		s.transition(load.Condition, corev1.ConditionTrue, both, load.Press)
+		s.transition(load.Condition, corev1.ConditionFalse, both, load.Release)
 	}
 	s.cordon(true)
 	s.cordon(false)

@@ -1,7 +1,6 @@
 package parity
 
 import (
-	"net"
 	"os"
 	"path/filepath"
 	"testing"
@@ -51,7 +50,7 @@ type stage struct {
 	client  kubernetes.Interface
 	dir     string // the container runtime's
 	runtime *containerd.Containerd
-	loads   []*load
+	loads   []*pressure.Load
 	seen    map[string]*nodewatch.History // by node
 	since   time.Time                     // what both did until then was to start
 	differs map[*allowance]map[string]bool
@@ -63,7 +62,7 @@ func start(t *testing.T) *stage {
 	t.Helper()
 	need.Root(t)
 	need.Command(t, "containerd", "containerd")
-	ip := address(t)
+	ip := need.Address(t)
 	cp := controlplane.StartExclusive(t, controlplane.Options{Controllers: true, AuditLog: true})
 	s := &stage{
 		t: t, cp: cp, client: cp.Client(), dir: t.TempDir(),
@@ -72,25 +71,24 @@ func start(t *testing.T) *stage {
 	s.must(s.startRuntime())
 	t.Cleanup(func() { s.check(s.runtime.Stop()) })
 	s.must(containerd.ImportImages(t.Context(), s.runtime.Socket, shownImages+2))
-	disk, err := pressure.Disk(2048)
-	s.must(err)
-	t.Cleanup(func() { s.check(disk.Close()) })
+	disk := pressure.DiskForTest(t, 2048)
 	for _, name := range []string{kubeletNode, ourNode, bareNode} {
-		s.seen[name], err = nodewatch.Follow(t.Context(), s.client, name)
+		history, err := nodewatch.Follow(t.Context(), s.client, name)
 		s.must(err)
+		s.seen[name] = history
 	}
 	// Built before the limits are set: a compiler needs memory that will be back.
-	_, err = kubelet.Build(t.Context(), os.Stderr)
+	_, err := kubelet.Build(t.Context(), os.Stderr)
 	s.must(err)
 	binary, err := build.Product(t.Context(), t.TempDir(), os.Stderr)
 	s.must(err)
-	s.loads, err = newLoads(disk)
+	s.loads, err = pressure.Loads(disk)
 	s.must(err)
 
 	dir, rootDir := t.TempDir(), filepath.Join(disk.Dir, "kubelet")
 	k, err := kubelet.Start(t.Context(), cp, kubelet.Options{
 		NodeName: kubeletNode, RuntimeEndpoint: s.runtime.Endpoint, Dir: dir, RootDir: rootDir, Log: os.Stderr,
-		Thresholds: thresholds(s.loads), Config: configuration,
+		Thresholds: pressure.Thresholds(s.loads), Config: configuration,
 		Args: []string{"--node-labels=" + nodeLabel + "=labelled", "--node-ip=" + ip},
 	})
 	s.must(err)
@@ -155,19 +153,3 @@ func (s *stage) check(err error) {
 
 // begin says that what comes now is not part of the start any more.
 func (s *stage) begin() { s.since = time.Now() }
-
-// address is one of this machine's that a kubelet takes for its node's.
-func address(t *testing.T) string {
-	t.Helper()
-	addresses, err := net.InterfaceAddrs()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, a := range addresses {
-		if network, ok := a.(*net.IPNet); ok && network.IP.IsGlobalUnicast() {
-			return network.IP.String()
-		}
-	}
-	need.Skip(t, "needs an address other than loopback")
-	return ""
-}

@@ -140,6 +140,12 @@ func (f *Filesystem) Available() (int64, error) {
 	return int64(st.Bavail) * st.Frsize, err
 }
 
+// Capacity returns how many bytes there are in all.
+func (f *Filesystem) Capacity() (int64, error) {
+	st, err := f.statfs()
+	return int64(st.Blocks) * st.Frsize, err
+}
+
 // InodesFree returns how many files may still be made.
 func (f *Filesystem) InodesFree() (int64, error) {
 	st, err := f.statfs()

@@ -178,14 +178,7 @@ func TestContainers(t *testing.T) {
 }
 
 func TestDisk(t *testing.T) {
-	need.Root(t)
-	need.Command(t, "mkfs.ext4", "e2fsprogs")
-	need.Command(t, "mount", "mount")
-	f, err := Disk(64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer f.Close()
+	f := DiskForTest(t, 64)
 	available := func() int64 {
 		n, err := f.Available()
 		if err != nil {

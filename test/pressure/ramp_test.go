@@ -3,8 +3,6 @@ package pressure
 import (
 	"testing"
 	"time"
-
-	"github.com/nodeprobe/nodeprobe/test/need"
 )
 
 // What a Ramp takes is missing from what is available, and what it gives back is
@@ -18,14 +16,7 @@ func TestRamps(t *testing.T) {
 		{"memory", 512 << 20, 200 << 20, func(*testing.T) (Ramp, error) { return MemoryRamp(512 << 20) }},
 		{"tasks", 1500, 500, func(*testing.T) (Ramp, error) { return TaskRamp() }},
 		{"disk", 8 << 20, 64 << 10, func(t *testing.T) (Ramp, error) {
-			need.Root(t)
-			need.Command(t, "mkfs.ext4", "e2fsprogs")
-			fs, err := Disk(32)
-			if err != nil {
-				return nil, err
-			}
-			t.Cleanup(func() { fs.Close() })
-			return DiskRamp(fs)
+			return DiskRamp(DiskForTest(t, 32))
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {

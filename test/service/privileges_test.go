@@ -47,17 +47,7 @@ func statusFields(t *testing.T, pid int) map[string]map[string]string {
 // are mounted, stalls.
 func TestPrivilegesAreDropped(t *testing.T) {
 	t.Parallel()
-	need.Root(t)
-	need.Command(t, "mkfs.ext4", "e2fsprogs")
-	fs, err := pressure.Disk(64)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := fs.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	fs := pressure.DiskForTest(t, 64)
 	if err := fs.Unmount(false); err != nil {
 		t.Fatal(err)
 	}

@@ -133,7 +133,7 @@ func unlessInterrupted(ctx context.Context, err error) error {
 func config(rootDirectory string, scenes []*scene) agent.Config {
 	limits := map[string]string{}
 	for _, s := range scenes {
-		limits[s.signal] = s.threshold
+		limits[s.Signal] = s.Threshold
 	}
 	return agent.Own().With(agent.Config{
 		"bpf":                              "auto",

@@ -58,7 +58,7 @@ func (s *stage) perform(ctx context.Context, scenes []*scene) error {
 		}
 		var err error
 		if outcomes[i], err = s.play(ctx, scene, i == 1); err != nil {
-			return fmt.Errorf("%s: %w", scene.condition, err)
+			return fmt.Errorf("%s: %w", scene.Condition, err)
 		}
 	}
 
@@ -66,7 +66,7 @@ func (s *stage) perform(ctx context.Context, scenes []*scene) error {
 	table := tabwriter.NewWriter(s.out, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(table, "condition\tthreshold\tTrue after crossing\tFalse after release")
 	for i, o := range outcomes {
-		fmt.Fprintf(table, "%s\t%s<%s\t%s\t%s\n", scenes[i].condition, scenes[i].signal, scenes[i].threshold,
+		fmt.Fprintf(table, "%s\t%s<%s\t%s\t%s\n", scenes[i].Condition, scenes[i].Signal, scenes[i].Threshold,
 			millis(o.becameTrue), millis(o.becameFalse))
 	}
 	if err := table.Flush(); err != nil {
@@ -76,7 +76,7 @@ func (s *stage) perform(ctx context.Context, scenes []*scene) error {
 	for i, o := range outcomes {
 		// The budget is that of crossing to Node patched, 99 times out of 100.
 		fmt.Fprintf(s.out, "RESULT demo_%s_seconds=%.3f s budget=0.025\n",
-			strings.ToLower(strings.TrimSuffix(string(scenes[i].condition), "Pressure")), o.becameTrue.Seconds())
+			strings.ToLower(strings.TrimSuffix(string(scenes[i].Condition), "Pressure")), o.becameTrue.Seconds())
 	}
 	return nil
 }
@@ -117,28 +117,28 @@ func (s *stage) play(ctx context.Context, scene *scene, yaml bool) (o outcome, e
 		return o, err
 	}
 	fmt.Fprintln(s.out)
-	s.say("%s is %s, the limit %s: %s", scene.signal, scene.unit(before), scene.unit(scene.limit), scene.what)
+	s.say("%s is %s, the limit %s; now for pressure, down to %s", scene.Signal, scene.unit(before), scene.unit(scene.Limit), scene.unit(scene.Left))
 
 	// The limit is crossed on the way to the whole of the pressure.
 	start := time.Now()
 	pressed := make(chan error, 1)
-	go func() { pressed <- scene.press() }()
-	release := sync.OnceValue(func() error { return errors.Join(<-pressed, scene.release()) })
+	go func() { pressed <- scene.Press() }()
+	release := sync.OnceValue(func() error { return errors.Join(<-pressed, scene.Release()) })
 	// Whatever happens, the pressure ends before the demo does.
 	defer func() { err = errors.Join(err, release()) }()
 	at := scene.watch(ctx, true)
 	if at.err != nil {
 		return o, at.err
 	}
-	seen, err := s.see(ctx, start, scene.condition, corev1.ConditionTrue)
+	seen, err := s.see(ctx, start, scene.Condition, corev1.ConditionTrue)
 	if err != nil {
 		return o, err
 	}
 	o.becameTrue = max(0, seen.At.Sub(at.time))
 	s.say("crossed at %s; %s is True at the API server at %s, %s later", at.time.Format(clock),
-		scene.condition, seen.At.Format(clock), millis(o.becameTrue))
+		scene.Condition, seen.At.Format(clock), millis(o.becameTrue))
 	if yaml {
-		err = s.kubectlYAML(ctx, scene.condition)
+		err = s.kubectlYAML(ctx, scene.Condition)
 	} else {
 		err = s.conditions(ctx)
 	}
@@ -155,12 +155,12 @@ func (s *stage) play(ctx context.Context, scene *scene, yaml bool) (o outcome, e
 	if at = scene.watch(ctx, false); at.err != nil {
 		return o, at.err
 	}
-	if seen, err = s.see(ctx, start, scene.condition, corev1.ConditionFalse); err != nil {
+	if seen, err = s.see(ctx, start, scene.Condition, corev1.ConditionFalse); err != nil {
 		return o, err
 	}
 	o.becameFalse = seen.At.Sub(at.time)
 	s.say("released at %s; %s is False at %s, %s later (it is held for %s)", at.time.Format(clock),
-		scene.condition, seen.At.Format(clock), millis(o.becameFalse), transition)
+		scene.Condition, seen.At.Format(clock), millis(o.becameFalse), transition)
 	return o, <-released
 }
 
@@ -177,14 +177,14 @@ func (s *stage) calm(ctx context.Context, scene *scene) (available int64, err er
 		if err != nil {
 			return 0, err
 		}
-		if available, err = scene.available(); err != nil {
+		if available, err = scene.Available(); err != nil {
 			return 0, err
 		}
-		if available > scene.limit && nodewatch.Has(scene.condition, corev1.ConditionFalse)(node) {
+		if available > scene.Limit && nodewatch.Has(scene.Condition, corev1.ConditionFalse)(node) {
 			return available, nil
 		}
 		if time.Now().After(deadline) {
-			return 0, fmt.Errorf("%s is %s before anything was done: something else presses on this machine", scene.signal, scene.unit(available))
+			return 0, fmt.Errorf("%s is %s before anything was done: something else presses on this machine", scene.Signal, scene.unit(available))
 		}
 		if err := s.wait(ctx, 100*time.Millisecond); err != nil {
 			return 0, err
@@ -204,8 +204,8 @@ type crossing struct {
 func (s *scene) watch(ctx context.Context, less bool) crossing {
 	deadline := time.Now().Add(flipTimeout)
 	for time.Now().Before(deadline) {
-		available, err := s.available()
-		if err != nil || (available < s.limit) == less {
+		available, err := s.Available()
+		if err != nil || (available < s.Limit) == less {
 			return crossing{time.Now(), err}
 		}
 		select {
@@ -214,7 +214,7 @@ func (s *scene) watch(ctx context.Context, less bool) crossing {
 		case <-time.After(time.Millisecond):
 		}
 	}
-	return crossing{err: fmt.Errorf("%s did not cross %s within %s", s.signal, s.unit(s.limit), flipTimeout)}
+	return crossing{err: fmt.Errorf("%s did not cross %s within %s", s.Signal, s.unit(s.Limit), flipTimeout)}
 }
 
 // see waits until the condition has the status.
