@@ -17,7 +17,7 @@ func StartForTest(t testing.TB, spec Spec) *Agent {
 	t.Cleanup(func() {
 		a.Stop()
 		if t.Failed() {
-			t.Logf("nodeprobe's last lines:\n%s", process.LogTail(a.LogFile, 40))
+			t.Logf("the last lines of %s's nodeprobe:\n%s", spec.NodeName, process.LogTail(a.LogFile, 40))
 		}
 	})
 	return a

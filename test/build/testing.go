@@ -1,6 +1,7 @@
 package build
 
 import (
+	"fmt"
 	"os"
 	"sync"
 	"testing"
@@ -15,7 +16,7 @@ var product struct {
 
 // ProductForTest returns the nodeprobe under test: the file that
 // NODEPROBE_BINARY names, or else built from the tree for the first test that
-// asks. TestMain must call RemoveProduct in the end.
+// asks. TestMain must call Main.
 func ProductForTest(t testing.TB) string {
 	t.Helper()
 	product.once.Do(func() {
@@ -33,5 +34,12 @@ func ProductForTest(t testing.TB) string {
 	return product.file
 }
 
-// RemoveProduct removes what ProductForTest has built.
-func RemoveProduct() error { return os.RemoveAll(product.dir) }
+// Main runs the tests, and then removes what ProductForTest has built.
+func Main(m *testing.M) int {
+	code := m.Run()
+	if err := os.RemoveAll(product.dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}

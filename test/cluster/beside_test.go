@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -38,10 +37,6 @@ var builtIn = []corev1.NodeConditionType{corev1.NodeReady, corev1.NodeMemoryPres
 // may write whatever it likes, so that nothing but itself keeps it from doing so.
 func TestBeside(t *testing.T) {
 	disk := pressure.DiskForTest(t, 64)
-	binary, err := build.Product(t.Context(), t.TempDir(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
 	cp := controlplane.StartExclusive(t, controlplane.Options{AuditLog: true})
 	begin := time.Now()
 	k := newKubeletWriter(t, cp)
@@ -53,18 +48,14 @@ func TestBeside(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, err := agent.Start(t.Context(), agent.Spec{
-		Binary: binary, Dir: t.TempDir(), NodeName: besideNode, Kubeconfig: kubeconfig,
+	a := agent.StartForTest(t, agent.Spec{
+		Binary: build.ProductForTest(t), Dir: t.TempDir(), NodeName: besideNode, Kubeconfig: kubeconfig,
 		Config: agent.Own().With(agent.Config{
 			"mode": "augment", "rootDirectory": disk.Dir,
 			"evictionHard":                     agent.Hard(map[string]string{"nodefs.available": "20Mi"}),
 			"evictionPressureTransitionPeriod": "0s", "conditionHeartbeat": "10s",
 		}),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer a.Stop()
 
 	ctx, cancel := context.WithTimeout(t.Context(), *besideFor)
 	defer cancel()

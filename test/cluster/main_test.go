@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/test/build"
 	"github.com/nodeprobe/nodeprobe/test/need"
 	"github.com/nodeprobe/nodeprobe/test/pressure"
 )
@@ -20,9 +21,9 @@ func TestMain(m *testing.M) {
 	pressure.Main()
 	flag.Parse()
 	if !*pods || os.Geteuid() != 0 {
-		os.Exit(m.Run())
+		os.Exit(build.Main(m))
 	}
-	code, err := confine(m.Run)
+	code, err := confine(func() int { return build.Main(m) })
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = max(code, 1)

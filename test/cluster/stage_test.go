@@ -44,7 +44,6 @@ type stage struct {
 	client  kubernetes.Interface
 	kubectl string
 	runtime *containerd.Containerd
-	kubelet *kubelet.Kubelet
 	disk    *pressure.Filesystem // what nodefs is on
 	loads   []*pressure.Load
 	seen    *nodewatch.History
@@ -75,20 +74,13 @@ func newStage(t *testing.T) *stage {
 
 	s.cp = controlplane.StartExclusive(t, controlplane.Options{Controllers: true, AuditLog: true})
 	s.client = s.cp.Client()
-	s.runtime, err = containerd.Start(t.Context(), containerd.Options{Dir: s.dir, SandboxImage: pauseImage})
-	s.must(err)
-	t.Cleanup(func() { s.check(s.runtime.Stop()) })
+	s.runtime = containerd.StartForTest(t, containerd.Options{Dir: s.dir, SandboxImage: pauseImage})
 	s.must(containerd.ImportProgram(t.Context(), s.runtime.Socket, pauseImage, pause))
 	s.must(containerd.Import(t.Context(), s.runtime.Socket, filepath.Join(s.dir, "nodeprobe-image.tar")))
 	s.disk = pressure.DiskForTest(t, 1024)
 	s.seen, err = nodewatch.Follow(t.Context(), s.client, nodeName)
 	s.must(err)
 	s.startKubelet()
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the kubelet's last lines:\n%s\ncontainerd's:\n%s", process.LogTail(s.kubelet.LogFile, 20), process.LogTail(s.runtime.LogFile, 10))
-		}
-	})
 	s.wait(t, patience, time.Time{}, nodewatch.Has(corev1.NodeReady, corev1.ConditionTrue))
 	return s
 }
@@ -105,8 +97,8 @@ func (s *stage) startKubelet() {
 	}
 	s.loads, err = pressure.Loads(s.disk)
 	s.must(err)
-	s.kubelet, err = kubelet.Start(s.t.Context(), s.cp, kubelet.Options{
-		NodeName: nodeName, RuntimeEndpoint: s.runtime.Endpoint, Dir: s.t.TempDir(), RootDir: s.rootDir(), Log: os.Stderr,
+	kubelet.StartForTest(s.t, s.cp, kubelet.Options{
+		NodeName: nodeName, RuntimeEndpoint: s.runtime.Endpoint, Dir: s.t.TempDir(), RootDir: s.rootDir(),
 		Thresholds: pressure.Thresholds(s.loads),
 		Config: kubelet.Config{
 			"cgroupsPerQOS": true, "cgroupRoot": cgroup,
@@ -118,8 +110,6 @@ func (s *stage) startKubelet() {
 		},
 		Args: []string{"--node-ip=" + s.ip},
 	})
-	s.must(err)
-	s.t.Cleanup(func() { s.check(s.kubelet.Stop()) })
 }
 
 // wantNothingLeft waits until the kubelet and containerd have let go of all pods.
@@ -189,13 +179,6 @@ func (s *stage) must(err error) {
 	s.t.Helper()
 	if err != nil {
 		s.t.Fatal(err)
-	}
-}
-
-func (s *stage) check(err error) {
-	s.t.Helper()
-	if err != nil {
-		s.t.Error(err)
 	}
 }
 

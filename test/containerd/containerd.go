@@ -109,9 +109,6 @@ state = %q
 	return text + fmt.Sprintf("  [plugins.\"io.containerd.grpc.v1.cri\".cni]\n    conf_dir = %q\n", cni)
 }
 
-// PID returns the process ID.
-func (c *Containerd) PID() int { return c.process.PID() }
-
 // Exited is closed when the process has ended, for whatever reason.
 func (c *Containerd) Exited() <-chan struct{} { return c.process.Exited() }
 

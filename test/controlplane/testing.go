@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/nodeprobe/nodeprobe/test/build"
 	"github.com/nodeprobe/nodeprobe/test/process"
 )
 
@@ -43,7 +44,7 @@ func MainWith(m *testing.M, opts Options) int {
 		opts.Log = os.Stderr
 	}
 	shared.enabled, shared.opts = true, opts
-	code := m.Run()
+	code := build.Main(m)
 	cp := shared.cp
 	if cp == nil {
 		return code

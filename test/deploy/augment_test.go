@@ -3,7 +3,6 @@ package deploy
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -16,7 +15,6 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/build"
 	"github.com/nodeprobe/nodeprobe/test/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/pressure"
-	"github.com/nodeprobe/nodeprobe/test/process"
 )
 
 const ourDisk = "nodeprobe.dev/DiskPressure"
@@ -85,23 +83,9 @@ func (s *stage) start(pod *rest.Config, config agent.Config) *agent.Agent {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	binary, err := build.Product(s.t.Context(), s.t.TempDir(), os.Stderr)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	a, err := agent.Start(s.t.Context(), agent.Spec{
-		Binary: binary, Dir: s.t.TempDir(), NodeName: "a", Kubeconfig: kubeconfig, Config: agent.Own().With(config),
+	return agent.StartForTest(s.t, agent.Spec{
+		Binary: build.ProductForTest(s.t), Dir: s.t.TempDir(), NodeName: "a", Kubeconfig: kubeconfig, Config: agent.Own().With(config),
 	})
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	s.t.Cleanup(func() {
-		a.Stop()
-		if s.t.Failed() {
-			s.t.Logf("nodeprobe's last lines:\n%s", process.LogTail(a.LogFile, 40))
-		}
-	})
-	return a
 }
 
 func (s *stage) waitCondition(want corev1.ConditionStatus) {

@@ -74,10 +74,7 @@ func TestKustomizations(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	binary, err := build.Product(t.Context(), t.TempDir(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	binary := build.ProductForTest(t)
 	root := filepath.Join(productRoot(t), "deploy")
 	cp := controlplane.StartForTest(t)
 	admin := "--kubeconfig=" + cp.AdminKubeconfig()

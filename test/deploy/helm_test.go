@@ -64,10 +64,7 @@ func TestHelm(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	binary, err := build.Product(t.Context(), t.TempDir(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	binary := build.ProductForTest(t)
 	deploy := filepath.Join(productRoot(t), "deploy")
 	chart := filepath.Join(deploy, "helm", "nodeprobe")
 	cp := controlplane.StartForTest(t)

@@ -20,10 +20,7 @@ const mostExposed = "25"
 
 func TestSystemd(t *testing.T) {
 	dir := filepath.Join(productRoot(t), "deploy", "systemd")
-	binary, err := build.Product(t.Context(), t.TempDir(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	binary := build.ProductForTest(t)
 	t.Run("product accepts the configuration", func(t *testing.T) {
 		run(t, nil, binary, "config", "check", filepath.Join(dir, "config.yaml"))
 	})

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/test/agent"
+	"github.com/nodeprobe/nodeprobe/test/build"
 )
 
 const header = "apiVersion: nodeprobe.dev/v1alpha1\nkind: NodeProbeConfiguration\n"
@@ -24,7 +25,7 @@ func runToEnd(t *testing.T, args ...string) (code int, stderr string) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	var output bytes.Buffer
-	cmd := exec.CommandContext(ctx, binary(t), args...)
+	cmd := exec.CommandContext(ctx, build.ProductForTest(t), args...)
 	cmd.Stdout, cmd.Stderr = &output, &output
 	err := cmd.Run()
 	exit, ok := errors.AsType[*exec.ExitError](err)
@@ -159,7 +160,7 @@ func TestUnreachable(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := &node{t: t, name: "unreachable", spec: agent.Spec{
-		Binary: binary(t), Dir: dir, NodeName: "unreachable", Kubeconfig: kubeconfig, Config: agent.Own(),
+		Binary: build.ProductForTest(t), Dir: dir, NodeName: "unreachable", Kubeconfig: kubeconfig, Config: agent.Own(),
 	}}
 	a := n.start()
 	r := waitLogged(t, a, "node status is not posted", 0)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"regexp"
 	"strings"
@@ -37,17 +36,8 @@ type beside struct {
 func TestGuardBesideKubelet(t *testing.T) {
 	t.Parallel()
 	need.Root(t)
-	need.Command(t, "containerd", "containerd")
 	cp := controlplane.StartExclusive(t, controlplane.Options{AuditLog: true})
-	runtime, err := containerd.Start(t.Context(), containerd.Options{Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := runtime.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	runtime := containerd.StartForTest(t, containerd.Options{Dir: t.TempDir()})
 	b := &beside{node: newNode(t, cp, agent.Config{
 		"nodeLeaseDurationSeconds": int(leaseOfBoth.Seconds()), "nodeStatusReportFrequency": "1s",
 	}), cp: cp, runtime: runtime}
@@ -71,25 +61,13 @@ func TestGuardBesideKubelet(t *testing.T) {
 // is ready and renews the Lease.
 func (b *beside) startKubelet() *kubelet.Kubelet {
 	b.t.Helper()
-	dir := b.t.TempDir()
-	k, err := kubelet.Start(b.t.Context(), b.cp, kubelet.Options{
-		NodeName: b.name, RuntimeEndpoint: b.runtime.Endpoint, Dir: dir, Log: os.Stderr,
+	k := kubelet.StartForTest(b.t, b.cp, kubelet.Options{
+		NodeName: b.name, RuntimeEndpoint: b.runtime.Endpoint, Dir: b.t.TempDir(),
 		Thresholds: map[string]string{"memory.available": "1Mi"},
 		Config: kubelet.Config{
 			"nodeLeaseDurationSeconds":  int(leaseOfBoth.Seconds()),
 			"nodeStatusUpdateFrequency": "1s", "nodeStatusReportFrequency": "1s",
 		},
-	})
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	b.t.Cleanup(func() {
-		if err := k.Stop(); err != nil {
-			b.t.Error(err)
-		}
-		if b.t.Failed() {
-			b.t.Logf("the kubelet's last lines:\n%s", process.LogTail(k.LogFile, 20))
-		}
 	})
 	b.waitKubelets()
 	return k

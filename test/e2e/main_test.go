@@ -24,18 +24,7 @@ import (
 
 func TestMain(m *testing.M) {
 	pressure.Main()
-	code := controlplane.Main(m)
-	if err := build.RemoveProduct(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
-}
-
-// binary is the file of the nodeprobe under test.
-func binary(t *testing.T) string {
-	t.Helper()
-	return build.ProductForTest(t)
+	os.Exit(controlplane.Main(m))
 }
 
 // node is a Node at the API server, and who looks after it.
@@ -56,7 +45,7 @@ func newNode(t *testing.T, cp *controlplane.ControlPlane, config agent.Config) *
 		t.Fatal(err)
 	}
 	return &node{t: t, name: name, client: cp.Client(), spec: agent.Spec{
-		Binary: binary(t), Dir: t.TempDir(), NodeName: name, Kubeconfig: kubeconfig, Config: agent.Own().With(config),
+		Binary: build.ProductForTest(t), Dir: t.TempDir(), NodeName: name, Kubeconfig: kubeconfig, Config: agent.Own().With(config),
 	}}
 }
 

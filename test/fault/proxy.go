@@ -31,7 +31,6 @@ import (
 
 // Proxy is a running proxy. Its methods are safe for concurrent use.
 type Proxy struct {
-	config     *rest.Config
 	kubeconfig string
 	addr       string
 	cert       tls.Certificate
@@ -106,9 +105,9 @@ func Start(cp *controlplane.ControlPlane, user string, groups ...string) (*Proxy
 	if err := p.Accept(); err != nil {
 		return nil, err
 	}
-	p.config = rest.CopyConfig(upstream)
-	p.config.Host = "https://" + p.addr
-	if p.kubeconfig, err = cp.WriteKubeconfig(user+"@"+p.addr, p.config); err != nil {
+	config := rest.CopyConfig(upstream)
+	config.Host = "https://" + p.addr
+	if p.kubeconfig, err = cp.WriteKubeconfig(user+"@"+p.addr, config); err != nil {
 		p.Close()
 		return nil, err
 	}
@@ -137,9 +136,6 @@ func StartForTest(t testing.TB, cp *controlplane.ControlPlane, user string, grou
 
 // Kubeconfig returns the path of a kubeconfig that leads to the proxy.
 func (p *Proxy) Kubeconfig() string { return p.kubeconfig }
-
-// Config returns the same as a client configuration.
-func (p *Proxy) Config() *rest.Config { return rest.CopyConfig(p.config) }
 
 // Inject adds a rule. The first rule that matches a request decides, the oldest
 // first. The returned function removes the rule.

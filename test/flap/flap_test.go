@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/nodeprobe/nodeprobe/test/agent"
+	"github.com/nodeprobe/nodeprobe/test/build"
 	"github.com/nodeprobe/nodeprobe/test/need"
 	"github.com/nodeprobe/nodeprobe/test/pressure"
 )
@@ -21,7 +22,7 @@ var dance = flag.Bool("dance", false, "have this machine's memory, PIDs and two 
 
 func TestMain(m *testing.M) {
 	pressure.Main()
-	os.Exit(m.Run())
+	os.Exit(build.Main(m))
 }
 
 const (

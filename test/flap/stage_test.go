@@ -40,12 +40,9 @@ type stage struct {
 func newStage(t *testing.T, config agent.Config) *stage {
 	t.Helper()
 	cp := controlplane.StartExclusive(t, controlplane.Options{AuditLog: true})
-	dir := t.TempDir()
-	binary, err := build.Product(t.Context(), dir, os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	binary := build.ProductForTest(t) // before there are limits: a compiler needs memory that will be back
 	s := &stage{t: t, cp: cp, name: controlplane.ObjectName(t), dancers: newDancers(t)}
+	var err error
 	if s.transition, err = time.ParseDuration(config["evictionPressureTransitionPeriod"].(string)); err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +58,7 @@ func newStage(t *testing.T, config agent.Config) *stage {
 		t.Fatal(err)
 	}
 	s.agent, err = agent.Start(t.Context(), agent.Spec{
-		Binary: binary, Dir: dir, NodeName: s.name, Kubeconfig: kubeconfig,
+		Binary: binary, Dir: t.TempDir(), NodeName: s.name, Kubeconfig: kubeconfig,
 		Config: agent.Own().With(agent.Config{
 			"bpf": "auto", "sampleInterval": "10s", "evictionHard": agent.Hard(limits), "logLevel": "debug",
 			"rootDirectory":    s.dancer("nodefs.available").dir,

@@ -163,9 +163,6 @@ func (o *Options) config(port, healthzPort int) Config {
 	return c
 }
 
-// PID returns the process ID.
-func (k *Kubelet) PID() int { return k.process.PID() }
-
 // Exited is closed when the process has ended, for whatever reason.
 func (k *Kubelet) Exited() <-chan struct{} { return k.process.Exited() }
 

@@ -21,32 +21,19 @@ func TestMain(m *testing.M) { os.Exit(controlplane.Main(m)) }
 // nothing behind.
 func TestKubelet(t *testing.T) {
 	need.Root(t)
-	need.Command(t, "containerd", "containerd")
 	cp := controlplane.StartForTest(t)
 	before := machine(t)
-	runtime, err := containerd.Start(t.Context(), containerd.Options{Dir: t.TempDir()})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := runtime.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	runtime := containerd.StartForTest(t, containerd.Options{Dir: t.TempDir()})
 	name := controlplane.ObjectName(t)
 	history, err := nodewatch.Follow(t.Context(), cp.Client(), name)
 	if err != nil {
 		t.Fatal(err)
 	}
-	k, err := Start(t.Context(), cp, Options{
-		NodeName: name, RuntimeEndpoint: runtime.Endpoint, Dir: t.TempDir(), Log: os.Stderr,
+	k := StartForTest(t, cp, Options{
+		NodeName: name, RuntimeEndpoint: runtime.Endpoint, Dir: t.TempDir(),
 		Thresholds: map[string]string{"memory.available": "1Mi"},
 		Config:     Config{"maxPods": 7, "systemReserved": map[string]string{"cpu": "500m"}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer k.Stop()
 	seen, err := history.Wait(t.Context(), time.Time{}, nodewatch.Has(corev1.NodeReady, corev1.ConditionTrue))
 	if err != nil {
 		t.Fatal(err)

@@ -32,12 +32,7 @@ const (
 
 func TestMain(m *testing.M) {
 	pressure.Main()
-	code := controlplane.MainWith(m, controlplane.Options{Controllers: true, NodeGrace: grace})
-	if err := build.RemoveProduct(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
+	os.Exit(controlplane.MainWith(m, controlplane.Options{Controllers: true, NodeGrace: grace}))
 }
 
 // node is a Node, who looks after it, and all that was seen of it.

@@ -19,14 +19,7 @@ var (
 	running  = flag.String("running", "", "the URL of a running nodeprobe, for TestPicture to take pictures of")
 )
 
-func TestMain(m *testing.M) {
-	code := m.Run()
-	if err := build.RemoveProduct(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
-}
+func TestMain(m *testing.M) { os.Exit(build.Main(m)) }
 
 // device is a screen, and what its user likes.
 type device struct {

@@ -17,7 +17,6 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/need"
 	"github.com/nodeprobe/nodeprobe/test/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/pressure"
-	"github.com/nodeprobe/nodeprobe/test/process"
 )
 
 const (
@@ -80,54 +79,39 @@ func start(t *testing.T) *stage {
 	// Built before the limits are set: a compiler needs memory that will be back.
 	_, err := kubelet.Build(t.Context(), os.Stderr)
 	s.must(err)
-	binary, err := build.Product(t.Context(), t.TempDir(), os.Stderr)
-	s.must(err)
+	build.ProductForTest(t)
 	s.loads, err = pressure.Loads(disk)
 	s.must(err)
 
 	dir, rootDir := t.TempDir(), filepath.Join(disk.Dir, "kubelet")
-	k, err := kubelet.Start(t.Context(), cp, kubelet.Options{
-		NodeName: kubeletNode, RuntimeEndpoint: s.runtime.Endpoint, Dir: dir, RootDir: rootDir, Log: os.Stderr,
+	kubelet.StartForTest(t, cp, kubelet.Options{
+		NodeName: kubeletNode, RuntimeEndpoint: s.runtime.Endpoint, Dir: dir, RootDir: rootDir,
 		Thresholds: pressure.Thresholds(s.loads), Config: configuration,
 		Args: []string{"--node-labels=" + nodeLabel + "=labelled", "--node-ip=" + ip},
 	})
-	s.must(err)
-	t.Cleanup(func() { s.check(k.Stop()) })
-	s.nodeprobe(binary, ourNode, filepath.Join(dir, "kubelet.yaml"), agent.Config{
+	s.nodeprobe(ourNode, filepath.Join(dir, "kubelet.yaml"), agent.Config{
 		"rootDirectory": rootDir, "nodeLabels": map[string]string{nodeLabel: "labelled"}, "nodeIP": ip,
 	})
-	s.nodeprobe(binary, bareNode, filepath.Join(dir, "kubelet.yaml"), agent.Config{
+	s.nodeprobe(bareNode, filepath.Join(dir, "kubelet.yaml"), agent.Config{
 		"rootDirectory": rootDir, "nodeLabels": map[string]string{nodeLabel: "labelled"}, "nodeIP": ip,
 		"containerRuntimeEndpoint": "",
-	})
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the kubelet's last lines:\n%s", process.LogTail(k.LogFile, 20))
-		}
 	})
 	return s
 }
 
 // nodeprobe starts one beside the kubelet, with its configuration and what only
 // flags tell a kubelet.
-func (s *stage) nodeprobe(binary, name, kubeletConfig string, config agent.Config) {
+func (s *stage) nodeprobe(name, kubeletConfig string, config agent.Config) {
 	s.t.Helper()
 	kubeconfig, err := s.cp.NodeKubeconfig(name)
 	s.must(err)
-	a, err := agent.Start(s.t.Context(), agent.Spec{
-		Binary: binary, Dir: s.t.TempDir(), NodeName: name, Kubeconfig: kubeconfig,
+	agent.StartForTest(s.t, agent.Spec{
+		Binary: build.ProductForTest(s.t), Dir: s.t.TempDir(), NodeName: name, Kubeconfig: kubeconfig,
 		Config: config.With(agent.Config{
 			"apiVersion": "nodeprobe.dev/v1alpha1", "kind": "NodeProbeConfiguration", "mode": "own",
 			"kubeletVersion": "v1.36.3", "logFormat": "json",
 		}),
 		Args: []string{"--kubelet-config", kubeletConfig},
-	})
-	s.must(err)
-	s.t.Cleanup(func() {
-		a.Stop()
-		if s.t.Failed() {
-			s.t.Logf("the last lines of nodeprobe %s:\n%s", name, process.LogTail(a.LogFile, 40))
-		}
 	})
 }
 

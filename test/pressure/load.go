@@ -32,7 +32,7 @@ func Loads(disk *Filesystem) ([]*Load, error) {
 	if err != nil {
 		return nil, err
 	}
-	margin := min(present/8, 2<<30)
+	margin := min(present/8, 3<<29)
 	memory.Limit = (present - margin) / mebibyte * mebibyte
 	memory.Left = memory.Limit - margin
 	memory.Threshold = fmt.Sprintf("%dMi", memory.Limit/mebibyte)

@@ -36,10 +36,7 @@ func TestQueries(t *testing.T) {
 	need.Root(t)
 	need.Command(t, "prometheus", "prometheus")
 	need.Command(t, "containerd", "containerd")
-	binary, err := build.Product(t.Context(), t.TempDir(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	binary := build.ProductForTest(t)
 	targets, running := agents(t, binary)
 	secure := secured(t, binary)
 	config := map[string]any{
@@ -164,15 +161,7 @@ func agents(t *testing.T, binary string) (targets []any, running map[string]*age
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(runtimeDir) })
-	runtime, err := containerd.Start(t.Context(), containerd.Options{Dir: runtimeDir})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := runtime.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	runtime := containerd.StartForTest(t, containerd.Options{Dir: runtimeDir})
 	cp := controlplane.StartForTest(t)
 	name := controlplane.ObjectName(t)
 	kubeconfig, err := cp.NodeKubeconfig(name)
@@ -190,18 +179,9 @@ func agents(t *testing.T, binary string) (targets []any, running map[string]*age
 		// It takes the owner for the kubelet.
 		{"augment", "off", name, cp.AdminKubeconfig(), nil},
 	} {
-		started, err := agent.Start(t.Context(), agent.Spec{
+		started := agent.StartForTest(t, agent.Spec{
 			Binary: binary, Dir: t.TempDir(), NodeName: a.node, Kubeconfig: a.kubeconfig,
 			Config: base.With(agent.Config{"mode": a.mode, "bpf": a.bpf}).With(a.more),
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			started.Stop()
-			if t.Failed() {
-				t.Logf("last lines of %s:\n%s", a.mode, process.LogTail(started.LogFile, 20))
-			}
 		})
 		running[a.mode] = started
 		target := strings.TrimPrefix(started.URL(""), "http://")

@@ -2,52 +2,19 @@ package service
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/test/agent"
 	"github.com/nodeprobe/nodeprobe/test/build"
 	"github.com/nodeprobe/nodeprobe/test/pressure"
-	"github.com/nodeprobe/nodeprobe/test/process"
 )
 
 func TestMain(m *testing.M) {
 	pressure.Main()
-	code := m.Run()
-	if err := os.RemoveAll(product.dir); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
-}
-
-// product is the binary under test: the file that NODEPROBE_BINARY names, or
-// else built from the tree for the first test that asks.
-var product struct {
-	once      sync.Once
-	dir, file string
-	err       error
-}
-
-func binary(t *testing.T) string {
-	t.Helper()
-	product.once.Do(func() {
-		if product.file = os.Getenv("NODEPROBE_BINARY"); product.file != "" {
-			return
-		}
-		product.dir, product.err = os.MkdirTemp("", "nodeprobe-service-") //nolint:usetesting // outlives the first test
-		if product.err == nil {
-			product.file, product.err = build.Product(t.Context(), product.dir, os.Stderr)
-		}
-	})
-	if product.err != nil {
-		t.Fatal(product.err)
-	}
-	return product.file
+	os.Exit(build.Main(m))
 }
 
 // patience is for a machine that does ten other things at the same time.
@@ -66,18 +33,9 @@ func start(t *testing.T, config agent.Config, env ...string) (*agent.Agent, *Man
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { manager.Close() })
-	a, err := agent.Start(t.Context(), agent.Spec{
-		Binary: binary(t), Dir: dir, NodeName: "service", Kubeconfig: kubeconfig(t, dir), Config: config,
+	a := agent.StartForTest(t, agent.Spec{
+		Binary: build.ProductForTest(t), Dir: dir, NodeName: "service", Kubeconfig: kubeconfig(t, dir), Config: config,
 		Env: append(env, "NOTIFY_SOCKET="+manager.Address),
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		a.Stop()
-		if t.Failed() {
-			t.Logf("nodeprobe's last lines:\n%s", process.LogTail(a.LogFile, 40))
-		}
 	})
 	return a, manager
 }
