@@ -3,6 +3,7 @@ package build
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 )
@@ -32,6 +33,16 @@ func ProductForTest(t testing.TB) string {
 		t.Fatal(product.err)
 	}
 	return product.file
+}
+
+// RootForTest returns the root of the product's module.
+func RootForTest(t testing.TB) string {
+	t.Helper()
+	root, err := Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Dir(root)
 }
 
 // Main runs the tests, and then removes what ProductForTest has built.

@@ -3,7 +3,6 @@ package cluster
 import (
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,9 +14,6 @@ import (
 
 const identity = "system:serviceaccount:nodeprobe:nodeprobe"
 
-// reads are what may be asked besides writing.
-var reads = []string{"get", "list", "watch"}
-
 // wantOnlyOurs reads in the API server's audit log what a user has written since a
 // time: conditions of ours and Events, and all of it was allowed.
 func wantOnlyOurs(t *testing.T, cp *controlplane.ControlPlane, user, node string, since time.Time) {
@@ -28,15 +24,15 @@ func wantOnlyOurs(t *testing.T, cp *controlplane.ControlPlane, user, node string
 	}
 	patches, events := 0, 0
 	for _, e := range all {
-		if e.User.Username != user || e.RequestReceivedTimestamp.Before(since) || slices.Contains(reads, e.Verb) {
+		if e.User.Username != user || e.RequestReceivedTimestamp.Before(since) || e.Reads() {
 			continue
 		}
 		t.Logf("%s %s %s: %d %s", e.RequestReceivedTimestamp.Format("15:04:05.000"), e.Verb, e.RequestURI, e.ResponseStatus.Code, summary(e))
 		if e.ResponseStatus.Code/100 != 2 {
 			t.Errorf("%s %s: %d", e.Verb, e.RequestURI, e.ResponseStatus.Code)
 		}
-		switch what := e.Verb + " " + e.ObjectRef.Resource + "/" + e.ObjectRef.Subresource; what {
-		case "create events/", "patch events/":
+		switch e.Request() {
+		case "create events", "patch events":
 			events++
 		case "patch nodes/status":
 			patches++
@@ -44,7 +40,7 @@ func wantOnlyOurs(t *testing.T, cp *controlplane.ControlPlane, user, node string
 				t.Errorf("patch of node %s: %v: %s", e.ObjectRef.Name, err, e.RequestObject)
 			}
 		default:
-			t.Errorf("%s %s", what, e.RequestURI)
+			t.Errorf("%s %s", e.Request(), e.RequestURI)
 		}
 	}
 	t.Logf("%s: %d patches of conditions, %d Events", user, patches, events)

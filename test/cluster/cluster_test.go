@@ -19,7 +19,7 @@ import (
 func TestCluster(t *testing.T) {
 	needPods(t)
 	s := newStage(t)
-	prometheus := s.startPrometheus()
+	s.startPrometheus()
 	for _, variant := range []struct{ name, kustomization string }{
 		{"base", "deploy/base"},
 		{"least privilege", "deploy/overlays/least-privilege"},
@@ -36,8 +36,8 @@ func TestCluster(t *testing.T) {
 			}
 			programs := s.bpfPrograms(t, pod)
 			s.oomKill(t)
-			s.pressAndRelease(t, func() { prometheus.wantAlert(t, "firing") })
-			prometheus.wantAlert(t, "inactive")
+			s.pressAndRelease(t, func() { s.wantAlert(t, "firing") })
+			s.wantAlert(t, "inactive")
 			s.wantLead(t)
 			s.wantHealthy(t, pod)
 			node, err := s.node(t)

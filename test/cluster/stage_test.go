@@ -23,6 +23,8 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/pressure"
 	"github.com/nodeprobe/nodeprobe/test/process"
+	"github.com/nodeprobe/nodeprobe/test/prometheus"
+	"github.com/nodeprobe/nodeprobe/test/wait"
 )
 
 const (
@@ -37,34 +39,30 @@ const (
 
 // stage is a cluster of one node.
 type stage struct {
-	t       *testing.T
-	root    string // of the checkout
-	dir     string
-	cp      *controlplane.ControlPlane
-	client  kubernetes.Interface
-	kubectl string
-	runtime *containerd.Containerd
-	disk    *pressure.Filesystem // what nodefs is on
-	loads   []*pressure.Load
-	seen    *nodewatch.History
-	ip      string // the node's
-	port    int    // of nodeprobe's metrics
+	t          *testing.T
+	root       string // of the checkout
+	dir        string
+	cp         *controlplane.ControlPlane
+	client     kubernetes.Interface
+	kubectl    string
+	runtime    *containerd.Containerd
+	disk       *pressure.Filesystem // what nodefs is on
+	loads      []*pressure.Load
+	seen       *nodewatch.History
+	prometheus *prometheus.Server
+	ip         string // the node's
+	port       int    // of nodeprobe's metrics
 }
 
 // newStage starts a cluster. All that it consists of is stopped in the end, and it
 // is an error if any of it stays behind.
 func newStage(t *testing.T) *stage {
 	t.Helper()
-	root, err := build.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &stage{t: t, root: filepath.Dir(root), dir: os.Getenv(confinedEnv), ip: need.Address(t)}
+	s := &stage{t: t, root: build.RootForTest(t), dir: os.Getenv(confinedEnv), ip: need.Address(t)}
 	// Built before there are limits: a compiler needs memory that will be back.
-	_, err = kubelet.Build(t.Context(), os.Stderr)
+	_, err := kubelet.Build(t.Context(), os.Stderr)
 	s.must(err)
-	s.kubectl, err = controlplane.Kubectl(t.Context(), os.Stderr)
-	s.must(err)
+	s.kubectl = controlplane.KubectlForTest(t)
 	pause := filepath.Join(s.dir, "pause")
 	s.run(t, []string{"CGO_ENABLED=0"}, "go", "build", "-C", filepath.Join(s.root, "test", "cluster", "pause"), "-o", pause, ".")
 	t.Log(s.run(t, nil, "make", "--no-print-directory", "-C", s.root, "image", "PREFIX="+s.dir, "VERSION="+imageTag))
@@ -158,21 +156,10 @@ func (s *stage) kubectlDo(t *testing.T, args ...string) {
 	t.Logf("kubectl %s\n%s", strings.Join(args, " "), s.run(t, nil, s.kubectl, append([]string{"--kubeconfig=" + s.cp.AdminKubeconfig()}, args...)...))
 }
 
-// eventually calls check until it returns nil.
+// eventually waits until check returns nil.
 func (s *stage) eventually(t *testing.T, what string, check func() error) {
 	t.Helper()
-	ctx := within(t, patience)
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			t.Fatalf("%s: not within %s: %v", what, patience, err)
-		case <-time.After(200 * time.Millisecond):
-		}
-	}
+	wait.Until(t, patience, what, check)
 }
 
 func (s *stage) must(err error) {

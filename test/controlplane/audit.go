@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 )
 
@@ -40,6 +41,14 @@ type AuditEvent struct {
 func (e *AuditEvent) ActingUser() string {
 	return cmp.Or(e.ImpersonatedUser.Username, e.User.Username)
 }
+
+// Request returns what was asked for: "patch nodes/status", "get nodes".
+func (e *AuditEvent) Request() string {
+	return strings.TrimSuffix(e.Verb+" "+e.ObjectRef.Resource+"/"+e.ObjectRef.Subresource, "/")
+}
+
+// Reads says whether nothing was to change.
+func (e *AuditEvent) Reads() bool { return e.Verb == "get" || e.Verb == "list" || e.Verb == "watch" }
 
 // AuditEvents returns the requests that the API server has answered so far,
 // oldest first, those of its own loops included. It needs Options.AuditLog.

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/nodeprobe/nodeprobe/test/process"
+	"github.com/nodeprobe/nodeprobe/test/wait"
 )
 
 func TestMain(m *testing.M) { os.Exit(Main(m)) }
@@ -251,16 +252,11 @@ func TestControllers(t *testing.T) {
 	if _, err := client.CoreV1().Nodes().Create(ctx, newNode("silent"), metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	for deadline := time.Now().Add(readyTimeout); ; time.Sleep(50 * time.Millisecond) {
+	wait.Until(t, readyTimeout, "a controller gives the node a podCIDR", func() error {
 		node, err := client.CoreV1().Nodes().Get(ctx, "silent", metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
+		if err == nil && node.Spec.PodCIDR == "" {
+			err = fmt.Errorf("it has %+v", node.Spec)
 		}
-		if node.Spec.PodCIDR != "" {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("controllers left the node alone: %+v", node.Spec)
-		}
-	}
+		return err
+	})
 }

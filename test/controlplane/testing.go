@@ -85,6 +85,16 @@ func StartForTest(t testing.TB) *ControlPlane {
 	return shared.cp
 }
 
+// KubectlForTest is Kubectl for a test.
+func KubectlForTest(t testing.TB) string {
+	t.Helper()
+	file, err := Kubectl(t.Context(), os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
 // ObjectName returns a name for an object of the test, such as a Node: no other
 // test gets it, nor the same test when it is run again (-count).
 func ObjectName(t testing.TB) string {

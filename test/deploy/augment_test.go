@@ -112,7 +112,7 @@ func (s *stage) requests(user string, expected ...string) map[string]int {
 		if !strings.HasPrefix(e.UserAgent, "nodeprobe/") {
 			continue
 		}
-		request := fmt.Sprintf("%s %s", e.Verb, strings.TrimSuffix(e.ObjectRef.Resource+"/"+e.ObjectRef.Subresource, "/"))
+		request := e.Request()
 		requests[request]++
 		if e.ResponseStatus.Code >= 400 && e.ResponseStatus.Code != 404 || e.ActingUser() != user {
 			s.t.Errorf("%s %s by %s: %d", e.Verb, e.RequestURI, e.ActingUser(), e.ResponseStatus.Code)

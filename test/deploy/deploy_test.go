@@ -43,16 +43,6 @@ func run(t *testing.T, stdin []byte, name string, args ...string) []byte {
 	return stdout.Bytes()
 }
 
-// productRoot is the root of the product's module.
-func productRoot(t *testing.T) string {
-	t.Helper()
-	root, err := build.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return filepath.Dir(root)
-}
-
 // kustomizations that run nodeprobe, and what each is about.
 var kustomizations = map[string]struct {
 	mode     string
@@ -70,12 +60,9 @@ var kustomizations = map[string]struct {
 // Every kustomization below deploy is rendered by kubectl, accepted by a real API
 // server and, as far as it is nodeprobe's configuration, by nodeprobe.
 func TestKustomizations(t *testing.T) {
-	kubectl, err := controlplane.Kubectl(t.Context(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubectl := controlplane.KubectlForTest(t)
 	binary := build.ProductForTest(t)
-	root := filepath.Join(productRoot(t), "deploy")
+	root := filepath.Join(build.RootForTest(t), "deploy")
 	cp := controlplane.StartForTest(t)
 	admin := "--kubeconfig=" + cp.AdminKubeconfig()
 	// A dry run does not make the namespace that the rest is to go into.
@@ -174,11 +161,8 @@ func checkPod(t *testing.T, ds *appsv1.DaemonSet) {
 
 // "make image" builds the image that the manifests are about.
 func TestImage(t *testing.T) {
-	root := productRoot(t)
-	kubectl, err := controlplane.Kubectl(t.Context(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := build.RootForTest(t)
+	kubectl := controlplane.KubectlForTest(t)
 	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
 	if err != nil {
 		t.Fatal(err)

@@ -60,12 +60,9 @@ var charts = []struct {
 // real API server, nor has nodeprobe to its configuration.
 func TestHelm(t *testing.T) {
 	helm := helm(t)
-	kubectl, err := controlplane.Kubectl(t.Context(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubectl := controlplane.KubectlForTest(t)
 	binary := build.ProductForTest(t)
-	deploy := filepath.Join(productRoot(t), "deploy")
+	deploy := filepath.Join(build.RootForTest(t), "deploy")
 	chart := filepath.Join(deploy, "helm", "nodeprobe")
 	cp := controlplane.StartForTest(t)
 	admin := "--kubeconfig=" + cp.AdminKubeconfig()
@@ -113,7 +110,7 @@ func TestHelm(t *testing.T) {
 // scraped is found.
 func TestHelmNames(t *testing.T) {
 	helm := helm(t)
-	deploy := filepath.Join(productRoot(t), "deploy")
+	deploy := filepath.Join(build.RootForTest(t), "deploy")
 	rendered := run(t, nil, helm, "template", "nodeprobe-b", filepath.Join(deploy, "helm", "nodeprobe"), "--namespace=monitoring",
 		"--set=serviceAccount.name=reporter,podMonitor.enabled=true,prometheusRule.enabled=true,prometheusRule.labels.release=x",
 		"--set=probes.scheme=HTTPS,extraArgs[0]=--kubelet-config=/host/root/var/lib/kubelet/config.yaml",
@@ -167,7 +164,7 @@ func TestHelmInstalled(t *testing.T) {
 	helm := helm(t)
 	s := newStage(t, "namespace")
 	release := []string{"nodeprobe", "--namespace=nodeprobe", "--kubeconfig=" + s.cp.AdminKubeconfig()}
-	run(t, nil, helm, append([]string{"install"}, append(release, filepath.Join(productRoot(t), "deploy", "helm", "nodeprobe"),
+	run(t, nil, helm, append([]string{"install"}, append(release, filepath.Join(build.RootForTest(t), "deploy", "helm", "nodeprobe"),
 		"--set=serviceAccount.name=reporter", `--set-json=config.conditions={"example.com/Ours":{"when":["DiskPressure"]}}`)...)...)
 	onA := s.client(s.config(s.pod("a")))
 	s.waitPolicies(onA, "nodeprobe-node", "nodeprobe-event")
@@ -200,7 +197,7 @@ func TestHelmInstalled(t *testing.T) {
 // Values that cannot work are refused before anything is installed.
 func TestHelmRefuses(t *testing.T) {
 	helm := helm(t)
-	chart := filepath.Join(productRoot(t), "deploy", "helm", "nodeprobe")
+	chart := filepath.Join(build.RootForTest(t), "deploy", "helm", "nodeprobe")
 	for set, want := range map[string]string{
 		"mode=watch":                            "mode",
 		"config.mode=own":                       "config",

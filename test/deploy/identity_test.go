@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,7 +18,9 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/nodeprobe/nodeprobe/test/build"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/wait"
 )
 
 // stage is a cluster with deploy/identity and a DaemonSet, and the Nodes "a" and
@@ -40,15 +41,11 @@ func newStage(t *testing.T, kustomizations ...string) *stage {
 func newStageWith(t *testing.T, opts controlplane.Options, kustomizations ...string) *stage {
 	t.Helper()
 	opts.Controllers, opts.AuditLog = true, true
-	kubectl, err := controlplane.Kubectl(t.Context(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &stage{t: t, kubectl: kubectl, cp: controlplane.StartExclusive(t, opts)}
+	s := &stage{t: t, kubectl: controlplane.KubectlForTest(t), cp: controlplane.StartExclusive(t, opts)}
 	s.createNode("a")
 	s.createNode("b")
 	for _, k := range kustomizations {
-		s.run("apply", "--validate=strict", "-k", filepath.Join(productRoot(t), "deploy", k))
+		s.run("apply", "--validate=strict", "-k", filepath.Join(build.RootForTest(t), "deploy", k))
 	}
 	return s
 }
@@ -201,19 +198,10 @@ func (s *stage) wantTyped(policy *admissionv1.ValidatingAdmissionPolicy) {
 	}
 }
 
+// eventually waits until check returns nil.
 func (s *stage) eventually(what string, check func() error) {
 	s.t.Helper()
-	deadline := time.Now().Add(3 * time.Minute)
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			s.t.Fatalf("waited three minutes until %s: %v", what, err)
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
+	wait.Until(s.t, 3*time.Minute, what, check)
 }
 
 func wantError(err error, want string) error {

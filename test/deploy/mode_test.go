@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeprobe/nodeprobe/test/build"
 )
 
 // Who goes from augment to observe loses the identity: a DaemonSet that still named it
@@ -24,10 +26,10 @@ func TestModeChanges(t *testing.T) {
 		}
 	}
 	wantAccount("nodeprobe", "kustomize, augment", "nodeprobe")
-	s.run("apply", "--validate=strict", "-k", filepath.Join(productRoot(t), "deploy", "overlays", "observe"))
+	s.run("apply", "--validate=strict", "-k", filepath.Join(build.RootForTest(t), "deploy", "overlays", "observe"))
 	wantAccount("nodeprobe", "kustomize, observe", "default")
 
-	release := []string{"nodeprobe-b", filepath.Join(productRoot(t), "deploy", "helm", "nodeprobe"), "--namespace=nodeprobe", "--kubeconfig=" + s.cp.AdminKubeconfig()}
+	release := []string{"nodeprobe-b", filepath.Join(build.RootForTest(t), "deploy", "helm", "nodeprobe"), "--namespace=nodeprobe", "--kubeconfig=" + s.cp.AdminKubeconfig()}
 	run(t, nil, helm, append([]string{"install"}, release...)...)
 	wantAccount("nodeprobe-b", "Helm, augment", "nodeprobe-b")
 	run(t, nil, helm, append([]string{"upgrade", "--set=mode=observe"}, release...)...)

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/nodeprobe/nodeprobe/test/build"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
 )
 
@@ -30,17 +31,14 @@ type monitor struct {
 // Each component finds the pods of deploy/base by labels and port, and names the
 // job as the alerts expect it.
 func TestMonitors(t *testing.T) {
-	kubectl, err := controlplane.Kubectl(t.Context(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubectl := controlplane.KubectlForTest(t)
 	for component, kinds := range map[string][]string{
 		"podmonitor":     {"PodMonitor", "PrometheusRule"},
 		"servicemonitor": {"PrometheusRule", "Service", "ServiceMonitor"},
 	} {
 		t.Run(component, func(t *testing.T) {
 			overlay := t.TempDir()
-			deploy, err := filepath.Rel(overlay, filepath.Join(productRoot(t), "deploy"))
+			deploy, err := filepath.Rel(overlay, filepath.Join(build.RootForTest(t), "deploy"))
 			if err != nil {
 				t.Fatal(err)
 			}

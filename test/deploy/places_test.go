@@ -7,6 +7,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeprobe/nodeprobe/test/build"
 )
 
 // On nodes of other systems, and on those that are no machines, the pods of a
@@ -23,8 +25,8 @@ func TestPlaces(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.run("apply", "--validate=strict", "-k", filepath.Join(productRoot(t), "deploy", "base"))
-	s.run("apply", "--validate=strict", "-k", filepath.Join(productRoot(t), "deploy", "overlays", "own"))
+	s.run("apply", "--validate=strict", "-k", filepath.Join(build.RootForTest(t), "deploy", "base"))
+	s.run("apply", "--validate=strict", "-k", filepath.Join(build.RootForTest(t), "deploy", "overlays", "own"))
 	desired := func(name string, want int32) {
 		t.Helper()
 		s.eventually("the controller has counted nodes for "+name, func() error {

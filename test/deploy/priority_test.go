@@ -7,6 +7,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/nodeprobe/nodeprobe/test/build"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
 )
 
@@ -32,7 +33,7 @@ func TestCriticalByQuota(t *testing.T) {
 	s := newStageWith(t, controlplane.Options{Admission: criticalByQuota}, "identity", "base")
 	s.pod("a")
 	s.run("create", "namespace", "monitoring")
-	run(t, nil, helm, "install", "nodeprobe-b", filepath.Join(productRoot(t), "deploy", "helm", "nodeprobe"),
+	run(t, nil, helm, "install", "nodeprobe-b", filepath.Join(build.RootForTest(t), "deploy", "helm", "nodeprobe"),
 		"--namespace=monitoring", "--kubeconfig="+s.cp.AdminKubeconfig())
 	s.eventually("the chart's DaemonSet has its pods", func() error {
 		pods, err := s.cp.Client().CoreV1().Pods("monitoring").List(t.Context(), metav1.ListOptions{})

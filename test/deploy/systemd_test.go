@@ -19,7 +19,7 @@ import (
 const mostExposed = "25"
 
 func TestSystemd(t *testing.T) {
-	dir := filepath.Join(productRoot(t), "deploy", "systemd")
+	dir := filepath.Join(build.RootForTest(t), "deploy", "systemd")
 	binary := build.ProductForTest(t)
 	t.Run("product accepts the configuration", func(t *testing.T) {
 		run(t, nil, binary, "config", "check", filepath.Join(dir, "config.yaml"))

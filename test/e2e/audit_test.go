@@ -26,7 +26,7 @@ func requests(t *testing.T, cp *controlplane.ControlPlane, program string, since
 func writes(t *testing.T, cp *controlplane.ControlPlane, program string, since time.Time) []controlplane.AuditEvent {
 	t.Helper()
 	return slices.DeleteFunc(requests(t, cp, program, since), func(e controlplane.AuditEvent) bool {
-		return e.Verb == "get" || e.Verb == "list" || e.Verb == "watch"
+		return e.Reads()
 	})
 }
 
@@ -36,9 +36,9 @@ func done(events []controlplane.AuditEvent) []controlplane.AuditEvent {
 	return slices.DeleteFunc(slices.Clone(events), func(e controlplane.AuditEvent) bool { return e.ResponseStatus.Code/100 != 2 })
 }
 
-// of returns the requests of a verb about a resource, such as "nodes/status".
-func of(events []controlplane.AuditEvent, verb, resource string) []controlplane.AuditEvent {
+// of returns those of one kind, such as "patch nodes/status".
+func of(events []controlplane.AuditEvent, request string) []controlplane.AuditEvent {
 	return slices.DeleteFunc(slices.Clone(events), func(e controlplane.AuditEvent) bool {
-		return e.Verb != verb || strings.TrimSuffix(e.ObjectRef.Resource+"/"+e.ObjectRef.Subresource, "/") != resource
+		return e.Request() != request
 	})
 }

@@ -266,7 +266,7 @@ func (n *node) requests(cp *controlplane.ControlPlane, user string) (sent []stri
 	}
 	for _, e := range all {
 		if e.User.Username == user {
-			sent = append(sent, fmt.Sprintf("%s %s/%s %d", e.Verb, e.ObjectRef.Resource, e.ObjectRef.Subresource, e.ResponseStatus.Code))
+			sent = append(sent, fmt.Sprintf("%s %d", e.Request(), e.ResponseStatus.Code))
 		}
 	}
 	return sent

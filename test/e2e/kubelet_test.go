@@ -89,7 +89,7 @@ func (b *beside) waitKubelets() {
 			info.KubeletVersion != "v1.36.3" || ready.LastHeartbeatTime.Time.Before(since.Truncate(time.Second)) {
 			return fmt.Errorf("%+v, %+v", info, ready)
 		}
-		if len(of(writes(b.t, b.cp, "kubelet", since), "update", "leases")) < 2 {
+		if len(of(writes(b.t, b.cp, "kubelet", since), "update leases")) < 2 {
 			return errors.New("the lease is not renewed by the kubelet")
 		}
 		return nil
@@ -143,7 +143,7 @@ func (b *beside) checkStandsDown(a *agent.Agent, began time.Time) {
 	}
 	// A write that was on its way may still arrive.
 	since := r.Time.Add(3 * time.Second)
-	theirs := of(writes(b.t, b.cp, "kubelet", began), "patch", "nodes/status")
+	theirs := of(writes(b.t, b.cp, "kubelet", began), "patch nodes/status")
 	if len(theirs) == 0 {
 		b.t.Fatal("the kubelet has not patched the node")
 	}
@@ -153,7 +153,7 @@ func (b *beside) checkStandsDown(a *agent.Agent, began time.Time) {
 	time.Sleep(3 * leaseOfBoth)
 	b.wantSilence(since)
 	b.wantUnready(a)
-	if n := len(of(writes(b.t, b.cp, "kubelet", since), "update", "leases")); n < 3 {
+	if n := len(of(writes(b.t, b.cp, "kubelet", since), "update leases")); n < 3 {
 		b.t.Errorf("the kubelet has renewed the lease %d times in %s", n, 3*leaseOfBoth)
 	}
 	b.waitKubelets()

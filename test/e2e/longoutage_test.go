@@ -199,7 +199,7 @@ func (o *outage) checkLease() {
 	}
 	time.Sleep(3 * o.interval)
 	var last time.Time
-	renewals := of(writes(o.t, o.cp, "nodeprobe", time.Time{}), "update", "leases")
+	renewals := of(writes(o.t, o.cp, "nodeprobe", time.Time{}), "update leases")
 	later := 0
 	for _, e := range renewals {
 		var lease coordinationv1.Lease
@@ -225,7 +225,7 @@ func (o *outage) checkLease() {
 // checkPatch: one patch tells everything, with the times at which it happened.
 func (o *outage) checkPatch() {
 	o.t.Helper()
-	patches := of(done(writes(o.t, o.cp, "nodeprobe", o.began)), "patch", "nodes/status")
+	patches := of(done(writes(o.t, o.cp, "nodeprobe", o.began)), "patch nodes/status")
 	if len(patches) == 0 {
 		o.t.Fatal("no patch")
 	}
@@ -294,7 +294,7 @@ func (o *outage) checkEvents() {
 func checkNothingTwice(t *testing.T, o *outage) {
 	t.Helper()
 	all := done(writes(t, o.cp, "nodeprobe", o.began))
-	if patches := of(all, "patch", "nodes/status"); len(patches) != 1 {
+	if patches := of(all, "patch nodes/status"); len(patches) != 1 {
 		for _, p := range patches[1:] {
 			t.Errorf("another patch at %s, %d: %s", p.RequestReceivedTimestamp, p.ResponseStatus.Code, p.RequestObject)
 		}

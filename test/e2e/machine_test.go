@@ -14,6 +14,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/agent"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/need"
+	"github.com/nodeprobe/nodeprobe/test/wait"
 )
 
 // hardware is a copy of the machine's /proc and /sys in which a test can plug and
@@ -125,20 +126,13 @@ func TestHotPlug(t *testing.T) {
 		}
 		begin := time.Now()
 		// The rarest of them are read once a minute.
-		var last error
-		for deadline := begin.Add(2 * patience); ; time.Sleep(200 * time.Millisecond) {
-			got := capacityOf(n.mustGet())
-			if last = nil; fmt.Sprint(got) != fmt.Sprint(want) {
-				last = fmt.Errorf("it has %v, want %v", got, want)
+		wait.Until(t, 2*patience, "the node has what is there "+when, func() error {
+			if got := capacityOf(n.mustGet()); fmt.Sprint(got) != fmt.Sprint(want) {
+				return fmt.Errorf("it has %v, want %v", got, want)
 			}
-			if last == nil {
-				t.Logf("%s: on the Node after %s", when, time.Since(begin).Round(100*time.Millisecond))
-				return
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("%s: %v", when, last)
-			}
-		}
+			return nil
+		})
+		t.Logf("%s: on the Node after %s", when, time.Since(begin).Round(100*time.Millisecond))
 	}
 	check("at first", 2, 64*gi, 0, 8, 64*mi)
 	h.plug("0,2-4", 16*gi, 2*gi, 0)

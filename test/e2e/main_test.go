@@ -20,6 +20,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/pressure"
+	"github.com/nodeprobe/nodeprobe/test/wait"
 )
 
 func TestMain(m *testing.M) {
@@ -135,21 +136,10 @@ func (n *node) follow() *nodewatch.History {
 // patience is for a machine that does ten other things at the same time.
 const patience = 3 * time.Minute
 
-// eventually calls check until it returns nil, and ends the test if it never
-// does.
+// eventually waits until check returns nil.
 func eventually(t *testing.T, what string, check func() error) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %s until %s: %v", patience, what, err)
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
+	wait.Until(t, patience, what, check)
 }
 
 var errNotYet = errors.New("not yet")

@@ -1,12 +1,9 @@
 package flap
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -113,18 +110,8 @@ func (s *stage) must(err error) {
 // metrics returns the agent's series.
 func (s *stage) metrics() map[string]float64 {
 	s.t.Helper()
-	_, body, err := s.agent.Get(s.t.Context(), "/metrics")
+	series, err := s.agent.Metrics(s.t.Context())
 	s.must(err)
-	series := map[string]float64{}
-	for line := range strings.Lines(string(body)) {
-		i := strings.LastIndexByte(line, ' ')
-		if strings.HasPrefix(line, "#") || i < 0 {
-			continue
-		}
-		if value, err := strconv.ParseFloat(strings.TrimSpace(line[i:]), 64); err == nil {
-			series[line[:i]] = value
-		}
-	}
 	return series
 }
 
@@ -139,29 +126,32 @@ type line struct {
 
 func (s *stage) log() []line {
 	s.t.Helper()
-	data, err := os.ReadFile(s.agent.LogFile)
-	s.must(err)
 	var lines []line
-	for text := bufio.NewScanner(bytes.NewReader(data)); text.Scan(); {
+	for _, r := range s.records() {
 		var l line
-		if json.Unmarshal(text.Bytes(), &l) == nil {
+		if json.Unmarshal([]byte(r.Line), &l) == nil {
 			lines = append(lines, l)
 		}
 	}
 	return lines
 }
 
+func (s *stage) records() []agent.Record {
+	s.t.Helper()
+	records, err := s.agent.Log()
+	s.must(err)
+	return records
+}
+
 // logEvents quotes the last lines about events and conditions.
 func (s *stage) logEvents(n int) {
-	data, err := os.ReadFile(s.agent.LogFile)
-	s.must(err)
 	var last []string
-	for text := range strings.Lines(string(data)) {
-		if strings.Contains(text, `"kernel event"`) || strings.Contains(text, `"condition changed"`) || strings.Contains(text, `"WARN"`) {
-			last = append(last, text)
+	for _, r := range s.records() {
+		if r.Msg == "kernel event" || r.Msg == "condition changed" || r.Level == "WARN" {
+			last = append(last, r.Line)
 		}
 	}
-	s.t.Logf("nodeprobe's last lines:\n%s", strings.Join(last[max(0, len(last)-n):], ""))
+	s.t.Logf("nodeprobe's last lines:\n%s", strings.Join(last[max(0, len(last)-n):], "\n"))
 }
 
 // events counts the crossings that the kernel reported, by signal.

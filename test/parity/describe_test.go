@@ -15,8 +15,7 @@ func (s *stage) describe() {
 	if !testing.Verbose() && *describeDir == "" {
 		return
 	}
-	kubectl, err := controlplane.Kubectl(s.t.Context(), os.Stderr)
-	s.must(err)
+	kubectl := controlplane.KubectlForTest(s.t)
 	for _, name := range []string{kubeletNode, ourNode} {
 		text, err := exec.CommandContext(s.t.Context(), kubectl, "--kubeconfig", s.cp.AdminKubeconfig(), "describe", "node", name).CombinedOutput()
 		if err != nil {

@@ -1,28 +1,28 @@
 package parity
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeprobe/nodeprobe/test/wait"
 )
 
 func (s *stage) compareLeases() {
 	s.t.Helper()
 	lease := func(name string) map[string]any {
 		var l *coordinationv1.Lease
-		var err error
-		for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) { // a kubelet takes its time
+		wait.Until(s.t, patience, "the lease of "+name+" has an owner", func() (err error) { // a kubelet takes its time
 			l, err = s.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(s.t.Context(), name, metav1.GetOptions{})
-			if err == nil && len(l.OwnerReferences) > 0 {
-				break
+			if err == nil && len(l.OwnerReferences) == 0 {
+				err = fmt.Errorf("it is %v", l)
 			}
-			if time.Now().After(deadline) {
-				s.t.Fatalf("lease of %s: %v, %v", name, l, err)
-			}
-		}
+			return err
+		})
 		if age := time.Since(l.Spec.RenewTime.Time); age > 20*time.Second {
 			s.t.Errorf("lease of %s was renewed %s ago", name, age)
 		}

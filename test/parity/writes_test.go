@@ -41,14 +41,10 @@ func (s *stage) writes(name string) []write {
 	var all []write
 	var posted time.Time // the status
 	for _, e := range events {
-		reads := slices.Contains([]string{"get", "list", "watch"}, e.Verb)
-		if reads || e.User.Username != user || e.ObjectRef.Resource != "nodes" && e.ObjectRef.Resource != "leases" {
+		if e.Reads() || e.User.Username != user || e.ObjectRef.Resource != "nodes" && e.ObjectRef.Resource != "leases" {
 			continue
 		}
-		kind := e.Verb + " " + e.ObjectRef.Resource
-		if e.ObjectRef.Subresource != "" {
-			kind += "/" + e.ObjectRef.Subresource
-		}
+		kind := e.Request()
 		body, err := normalBody(e.RequestObject)
 		s.must(err)
 		if kind == patchStatus {

@@ -25,11 +25,7 @@ var update = flag.Bool("update", false, "write prometheusrule.yaml from rules.ya
 // deployed returns the path of a file in the product's deploy/prometheus.
 func deployed(t *testing.T, name string) string {
 	t.Helper()
-	root, err := build.Root()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return filepath.Join(filepath.Dir(root), "deploy", "prometheus", name)
+	return filepath.Join(build.RootForTest(t), "deploy", "prometheus", name)
 }
 
 func read(t *testing.T, file string) []byte {

@@ -22,6 +22,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/need"
 	"github.com/nodeprobe/nodeprobe/test/process"
+	"github.com/nodeprobe/nodeprobe/test/wait"
 )
 
 func TestMain(m *testing.M) { os.Exit(controlplane.Main(m)) }
@@ -47,22 +48,8 @@ func TestQueries(t *testing.T) {
 			secure.scrapeConfig(),
 		},
 	}
-	dir := t.TempDir()
-	file, err := WriteConfig(dir, config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := Start(t.Context(), dir, file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		s.Stop()
-		if t.Failed() {
-			t.Logf("Prometheus' last lines:\n%s", process.LogTail(s.LogFile, 20))
-		}
-	})
-	eventually(t, "all are scraped", func() error { return s.Scraped(t.Context()) })
+	s := StartForTest(t, t.TempDir(), config)
+	wait.Until(t, patience, "all are scraped", func() error { return s.Scraped(t.Context()) })
 
 	wanted := map[string]string{} // by query, whose it is
 	for _, p := range dashboard(t) {
@@ -75,7 +62,8 @@ func TestQueries(t *testing.T) {
 		}
 	}
 	var rules []Rule
-	eventually(t, "the alerts are evaluated", func() error {
+	wait.Until(t, patience, "the alerts are evaluated", func() error {
+		var err error
 		if rules, err = s.Rules(t.Context()); err != nil {
 			return err
 		}
@@ -249,16 +237,4 @@ func secured(t *testing.T, binary string) secure {
 	}
 	t.Cleanup(func() { p.Stop(stopGrace) })
 	return s
-}
-
-// eventually waits until something is so.
-func eventually(t *testing.T, what string, is func() error) {
-	t.Helper()
-	var err error
-	for deadline := time.Now().Add(patience); time.Now().Before(deadline); time.Sleep(500 * time.Millisecond) {
-		if err = is(); err == nil {
-			return
-		}
-	}
-	t.Fatalf("%s: not within %s: %v", what, patience, err)
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/agent"
 	"github.com/nodeprobe/nodeprobe/test/build"
 	"github.com/nodeprobe/nodeprobe/test/pressure"
+	"github.com/nodeprobe/nodeprobe/test/wait"
 )
 
 func TestMain(m *testing.M) {
@@ -66,17 +67,8 @@ func patient(t *testing.T) context.Context {
 	return ctx
 }
 
-// eventually calls check until it returns nil, and ends the test if it never
-// does.
+// eventually waits until check returns nil.
 func eventually(t *testing.T, what string, check func() error) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("waited %s until %s: %v", patience, what, err)
-		}
-	}
+	wait.Until(t, patience, what, check)
 }
