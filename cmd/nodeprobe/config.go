@@ -141,12 +141,6 @@ func loadConfig(path string, kubelet kubeletFiles, settings ...setting) (config,
 	return base.parse(path, data, settings)
 }
 
-// parseConfig is loadConfig of a file's content, without a kubelet's.
-func parseConfig(path string, data []byte, settings ...setting) (config, *policy, error) {
-	base := kubeletConfig{config: defaults()}
-	return base.parse(path, data, settings)
-}
-
 // parse reads our own file's content over what the kubelet's files came to.
 func (k *kubeletConfig) parse(path string, data []byte, settings []setting) (config, *policy, error) {
 	c := k.config

@@ -13,6 +13,12 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
+// parseConfig is loadConfig of a file's content, without a kubelet's.
+func parseConfig(path string, data []byte, settings ...setting) (config, *policy, error) {
+	base := kubeletConfig{config: defaults()}
+	return base.parse(path, data, settings)
+}
+
 // What "config default" prints is a configuration, and the default one.
 func TestConfigDefault(t *testing.T) {
 	got := nodeprobe(t, "config", "default")

@@ -3,14 +3,10 @@ package pressure
 import (
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/google/go-cmp/cmp"
 
 	"github.com/nodeprobe/nodeprobe/probe"
 )
@@ -33,31 +29,7 @@ import (
 // lines hold one estimate per limit and the interval that NextSample asks for;
 // of a range, those of its last snapshot.
 func TestForecastScenarios(t *testing.T) {
-	files, err := filepath.Glob("testdata/forecast/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scenarios: %v", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			script, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			played, err := playForecast(string(script))
-			if err != nil {
-				t.Fatalf("%s:%v", file, err)
-			}
-			if *update {
-				if err := os.WriteFile(file, []byte(played), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if diff := cmp.Diff(string(script), played); diff != "" {
-				t.Errorf("%s: -want +got:\n%s", file, diff)
-			}
-		})
-	}
+	playFiles(t, "testdata/forecast/*.txt", func() command { return (&forecastScenario{limits: entries{}}).command })
 }
 
 // forecastScenario is the state of one script as it is played.
@@ -70,28 +42,6 @@ type forecastScenario struct {
 	// readings are where the signals are at time now, without their jitter.
 	readings     [probe.NumSignals]probe.Observation
 	move, jitter [probe.NumSignals]int64
-}
-
-// playForecast returns the script with the estimates as they come out.
-func playForecast(script string) (string, error) {
-	s := forecastScenario{limits: entries{}}
-	var out strings.Builder
-	for i, line := range strings.Split(strings.TrimSuffix(script, "\n"), "\n") {
-		if strings.HasPrefix(line, " ") {
-			continue // an old estimate
-		}
-		out.WriteString(line + "\n")
-		fields := strings.Fields(line)
-		if len(fields) == 0 || strings.HasPrefix(line, "#") {
-			continue
-		}
-		estimates, err := s.command(fields[0], fields[1:])
-		if err != nil {
-			return "", fmt.Errorf("%d: %q: %w", i+1, line, err)
-		}
-		out.WriteString(estimates)
-	}
-	return out.String(), nil
 }
 
 func (s *forecastScenario) command(name string, args []string) (estimates string, err error) {

@@ -2,20 +2,13 @@ package pressure
 
 import (
 	"errors"
-	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/nodeprobe/nodeprobe/probe"
 )
-
-var update = flag.Bool("update", false, "rewrite the verdicts in testdata/*.txt; read the diff before you commit it")
 
 // TestScenarios plays testdata/*.txt. A file says what it proves, configures an
 // evaluator, and then shows it one snapshot per "at" line:
@@ -39,31 +32,13 @@ var update = flag.Bool("update", false, "rewrite the verdicts in testdata/*.txt;
 // with the same verdicts but for the time since when. The indented line holds
 // the verdicts; after the @ stands Verdict.Since, in parentheses why.
 func TestScenarios(t *testing.T) {
-	files, err := filepath.Glob("testdata/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("no scenarios: %v", err)
-	}
-	for _, file := range files {
-		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
-			script, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
-			played, err := play(string(script))
-			if err != nil {
-				t.Fatalf("%s:%v", file, err)
-			}
-			if *update {
-				if err := os.WriteFile(file, []byte(played), 0o644); err != nil {
-					t.Fatal(err)
-				}
-				return
-			}
-			if diff := cmp.Diff(string(script), played); diff != "" {
-				t.Errorf("%s: -want +got:\n%s", file, diff)
-			}
-		})
-	}
+	playFiles(t, "testdata/*.txt", func() command {
+		s := scenario{config: Config{
+			Hard: map[string]string{}, Soft: map[string]string{},
+			SoftGracePeriod: map[string]string{}, MinimumReclaim: map[string]string{},
+		}}
+		return s.command
+	})
 }
 
 // start is when scenarios begin. It has no monotonic reading, so that a script
@@ -78,33 +53,6 @@ type scenario struct {
 	seeds     []func(*Evaluator)
 	evaluator *Evaluator
 	snapshot  probe.Snapshot
-}
-
-// play returns the script with the verdicts as they come out.
-func play(script string) (string, error) {
-	s := scenario{config: Config{
-		Hard: map[string]string{}, Soft: map[string]string{},
-		SoftGracePeriod: map[string]string{}, MinimumReclaim: map[string]string{},
-	}}
-	var out strings.Builder
-	for i, line := range strings.Split(strings.TrimSuffix(script, "\n"), "\n") {
-		if strings.HasPrefix(line, " ") {
-			continue // an old verdict
-		}
-		out.WriteString(line + "\n")
-		fields := strings.Fields(line)
-		if len(fields) == 0 || strings.HasPrefix(line, "#") {
-			continue
-		}
-		verdicts, err := s.command(fields[0], fields[1:])
-		if err != nil {
-			return "", fmt.Errorf("%d: %q: %w", i+1, line, err)
-		}
-		if verdicts != "" {
-			out.WriteString("  " + verdicts + "\n")
-		}
-	}
-	return out.String(), nil
 }
 
 func (s *scenario) command(name string, args []string) (verdicts string, err error) {
@@ -181,7 +129,7 @@ func (s *scenario) at(when string, readings []string) (string, error) {
 		}
 		verdicts = got
 	}
-	return verdicts, nil
+	return "  " + verdicts + "\n", nil
 }
 
 // parseTimes reads "10s", or "10s..290s/10s".
