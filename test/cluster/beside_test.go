@@ -40,10 +40,7 @@ func TestBeside(t *testing.T) {
 	cp := controlplane.StartExclusive(t, controlplane.Options{AuditLog: true})
 	begin := time.Now()
 	k := newKubeletWriter(t, cp)
-	history, err := nodewatch.Follow(t.Context(), cp.Client(), besideNode)
-	if err != nil {
-		t.Fatal(err)
-	}
+	history := nodewatch.FollowForTest(t, cp.Client(), besideNode)
 	kubeconfig, err := cp.Kubeconfig(besideUser, "system:masters")
 	if err != nil {
 		t.Fatal(err)

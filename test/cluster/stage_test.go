@@ -76,8 +76,7 @@ func newStage(t *testing.T) *stage {
 	s.must(containerd.ImportProgram(t.Context(), s.runtime.Socket, pauseImage, pause))
 	s.must(containerd.Import(t.Context(), s.runtime.Socket, filepath.Join(s.dir, "nodeprobe-image.tar")))
 	s.disk = pressure.DiskForTest(t, 1024)
-	s.seen, err = nodewatch.Follow(t.Context(), s.client, nodeName)
-	s.must(err)
+	s.seen = nodewatch.FollowForTest(t, s.client, nodeName)
 	s.startKubelet()
 	s.wait(t, patience, time.Time{}, nodewatch.Has(corev1.NodeReady, corev1.ConditionTrue))
 	return s

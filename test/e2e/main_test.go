@@ -126,11 +126,7 @@ func (n *node) waitCondition(c corev1.NodeConditionType, want corev1.ConditionSt
 // follow records all versions of the Node until the test ends.
 func (n *node) follow() *nodewatch.History {
 	n.t.Helper()
-	history, err := nodewatch.Follow(n.t.Context(), n.client, n.name)
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	return history
+	return nodewatch.FollowForTest(n.t, n.client, n.name)
 }
 
 // patience is for a machine that does ten other things at the same time.

@@ -1,6 +1,7 @@
 package flap
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -51,9 +52,7 @@ func newStage(t *testing.T, config agent.Config) *stage {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if s.history, err = nodewatch.Follow(t.Context(), cp.Client(), s.name); err != nil {
-		t.Fatal(err)
-	}
+	s.history = nodewatch.FollowForTest(t, cp.Client(), s.name)
 	s.agent, err = agent.Start(t.Context(), agent.Spec{
 		Binary: binary, Dir: t.TempDir(), NodeName: s.name, Kubeconfig: kubeconfig,
 		Config: agent.Own().With(agent.Config{
@@ -199,11 +198,7 @@ func (s *stage) patches(begin, end time.Time) []time.Time {
 
 func (s *stage) node() *corev1.Node {
 	s.t.Helper()
-	all := s.history.All()
-	if len(all) == 0 || all[len(all)-1].Node == nil {
-		return &corev1.Node{}
-	}
-	return all[len(all)-1].Node
+	return cmp.Or(s.history.Last(), &corev1.Node{})
 }
 
 func (s *stage) haveConditions(want map[corev1.NodeConditionType]corev1.ConditionStatus) bool {

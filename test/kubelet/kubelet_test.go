@@ -25,10 +25,7 @@ func TestKubelet(t *testing.T) {
 	before := machine(t)
 	runtime := containerd.StartForTest(t, containerd.Options{Dir: t.TempDir()})
 	name := controlplane.ObjectName(t)
-	history, err := nodewatch.Follow(t.Context(), cp.Client(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	history := nodewatch.FollowForTest(t, cp.Client(), name)
 	k := StartForTest(t, cp, Options{
 		NodeName: name, RuntimeEndpoint: runtime.Endpoint, Dir: t.TempDir(),
 		Thresholds: map[string]string{"memory.available": "1Mi"},

@@ -50,11 +50,11 @@ func TestExternalCloudProvider(t *testing.T) {
 			n.checkMayNotUntaint()
 			n.waitPosts(time.Now(), 3)
 			var types []corev1.NodeAddressType
-			for _, address := range n.last().Status.Addresses {
+			for _, address := range n.history.Last().Status.Addresses {
 				types = append(types, address.Type)
 			}
 			if !slices.Equal(types, test.addresses) {
-				t.Errorf("addresses of a node that no cloud controller knows: %+v, want %v", n.last().Status.Addresses, test.addresses)
+				t.Errorf("addresses of a node that no cloud controller knows: %+v, want %v", n.history.Last().Status.Addresses, test.addresses)
 			}
 
 			given := n.playCloudController("203.0.113.7")
@@ -156,7 +156,7 @@ func (n *node) waitKept(addresses []corev1.NodeAddress, nodeIP string) {
 func (n *node) waitPosts(since time.Time, times int) {
 	n.t.Helper()
 	for range times {
-		last := nodewatch.Condition(n.last(), corev1.NodeReady).LastHeartbeatTime
+		last := nodewatch.Condition(n.history.Last(), corev1.NodeReady).LastHeartbeatTime
 		since = n.wait("the status is posted", since, func(node *corev1.Node) bool {
 			now := nodewatch.Condition(node, corev1.NodeReady).LastHeartbeatTime
 			return last.Before(&now)

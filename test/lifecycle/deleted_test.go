@@ -20,7 +20,7 @@ func TestDeleted(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
 	a := n.startReady()
-	old := n.last()
+	old := n.history.Last()
 	p := n.newPod(nil)
 	p.waitBound()
 

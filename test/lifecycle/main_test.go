@@ -65,9 +65,7 @@ func newNode(t *testing.T, config agent.Config) *node {
 			t.Error(err)
 		}
 	})
-	if n.history, err = nodewatch.Follow(t.Context(), n.client, n.name); err != nil {
-		t.Fatal(err)
-	}
+	n.history = nodewatch.FollowForTest(t, n.client, n.name)
 	return n
 }
 
@@ -144,18 +142,9 @@ func (n *node) wait(what string, since time.Time, match func(*corev1.Node) bool)
 	defer cancel()
 	found, err := n.history.Wait(ctx, since, match)
 	if err != nil {
-		n.t.Fatalf("waited until %s: %v; at last: %s", what, err, describe(n.last()))
+		n.t.Fatalf("waited until %s: %v; at last: %s", what, err, describe(n.history.Last()))
 	}
 	return found
-}
-
-// last returns the latest version of the Node, nil if there is none.
-func (n *node) last() *corev1.Node {
-	all := n.history.All()
-	if len(all) == 0 {
-		return nil
-	}
-	return all[len(all)-1].Node
 }
 
 // since returns what was seen of the Node from a time on.

@@ -22,7 +22,7 @@ func TestAllocatable(t *testing.T) {
 		"evictionHard":   agent.Hard(map[string]string{"memory.available": "64Mi"}),
 	})
 	n.startReady()
-	status := n.last().Status
+	status := n.history.Last().Status
 	for _, test := range []struct {
 		name     corev1.ResourceName
 		reserved string
@@ -71,7 +71,7 @@ func TestCordoned(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
 	n.startReady()
-	mine := "involvedObject.kind=Node,involvedObject.uid=" + string(n.last().UID)
+	mine := "involvedObject.kind=Node,involvedObject.uid=" + string(n.history.Last().UID)
 	cordon := func(patch string) time.Time {
 		t.Helper()
 		at := time.Now()

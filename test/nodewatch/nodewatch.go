@@ -97,6 +97,16 @@ func (h *History) All() []Sighting {
 	return append([]Sighting(nil), h.all...)
 }
 
+// Last returns the latest version of the Node, nil if there is none.
+func (h *History) Last() *corev1.Node {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.all) == 0 {
+		return nil
+	}
+	return h.all[len(h.all)-1].Node
+}
+
 // Wait returns the first sighting since the given time of a Node that match
 // accepts, waiting for it until ctx ends.
 func (h *History) Wait(ctx context.Context, since time.Time, match func(*corev1.Node) bool) (Sighting, error) {

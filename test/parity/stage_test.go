@@ -72,9 +72,7 @@ func start(t *testing.T) *stage {
 	s.must(containerd.ImportImages(t.Context(), s.runtime.Socket, shownImages+2))
 	disk := pressure.DiskForTest(t, 2048)
 	for _, name := range []string{kubeletNode, ourNode, bareNode} {
-		history, err := nodewatch.Follow(t.Context(), s.client, name)
-		s.must(err)
-		s.seen[name] = history
+		s.seen[name] = nodewatch.FollowForTest(t, s.client, name)
 	}
 	// Built before the limits are set: a compiler needs memory that will be back.
 	_, err := kubelet.Build(t.Context(), os.Stderr)

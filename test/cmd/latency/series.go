@@ -64,7 +64,7 @@ func (s *stage) run(ctx context.Context, l *load, crossings int) (_ *series, err
 		return nil, err
 	}
 	if s.floor == nil {
-		if s.floor, err = newFloor(ctx, s, nodes[0].last()); err != nil {
+		if s.floor, err = newFloor(ctx, s, nodes[0].history.Last()); err != nil {
 			return nil, err
 		}
 	}

@@ -85,18 +85,9 @@ func (n *node) calm(ctx context.Context, condition corev1.NodeConditionType) err
 	return nil
 }
 
-// last is the Node as it was last seen, or nil.
-func (n *node) last() *corev1.Node {
-	all := n.history.All()
-	if len(all) == 0 {
-		return nil
-	}
-	return all[len(all)-1].Node
-}
-
 // status is what the condition was last.
 func (n *node) status(condition corev1.NodeConditionType) corev1.ConditionStatus {
-	node := n.last()
+	node := n.history.Last()
 	if node == nil {
 		return ""
 	}
