@@ -57,8 +57,9 @@ func newStage(t *testing.T, config agent.Config) *stage {
 		Binary: binary, Dir: t.TempDir(), NodeName: s.name, Kubeconfig: kubeconfig,
 		Config: agent.Own().With(agent.Config{
 			"bpf": "auto", "sampleInterval": "10s", "evictionHard": agent.Hard(limits), "logLevel": "debug",
-			"rootDirectory":    s.dancer("nodefs.available").dir,
-			"imageDirectories": []string{s.dancer("imagefs.inodesFree").dir},
+			"enforceNodeAllocatable": []string{}, // or else there is a limit that the kernel does not watch
+			"rootDirectory":          s.dancer("nodefs.available").dir,
+			"imageDirectories":       []string{s.dancer("imagefs.inodesFree").dir},
 		}).With(config),
 	})
 	if err != nil {
