@@ -113,6 +113,7 @@ func TestHelmNames(t *testing.T) {
 	deploy := filepath.Join(build.RootForTest(t), "deploy")
 	rendered := run(t, nil, helm, "template", "nodeprobe-b", filepath.Join(deploy, "helm", "nodeprobe"), "--namespace=monitoring",
 		"--set=serviceAccount.name=reporter,podMonitor.enabled=true,prometheusRule.enabled=true,prometheusRule.labels.release=x",
+		"--set=podMonitor.endpoint.scheme=https,podMonitor.endpoint.interval=1m",
 		"--set=probes.scheme=HTTPS,extraArgs[0]=--kubelet-config=/host/root/var/lib/kubelet/config.yaml",
 		`--set-json=config={"webListenAddress":":9999","conditions":{"nodeprobe.dev/A":{"when":["MemoryPressure"]},"example.com/B":{"when":["DiskPressure"]}}}`)
 	if n := bytes.Count(rendered, []byte("request.userInfo.username == 'system:serviceaccount:monitoring:reporter'")); n != 2 {
@@ -145,6 +146,11 @@ func TestHelmNames(t *testing.T) {
 			job, _, _ := unstructured.NestedString(o.Object, "spec", "jobLabel")
 			if labels := ds.Spec.Template.Labels; !within(selector, labels) || labels[job] != "nodeprobe" {
 				t.Errorf("it selects %v and names the job by %s; the pods have %v", selector, job, labels)
+			}
+			endpoints, _, _ := unstructured.NestedSlice(o.Object, "spec", "podMetricsEndpoints")
+			relabelings := []any{map[string]any{"sourceLabels": []any{"__meta_kubernetes_pod_node_name"}, "targetLabel": "instance"}}
+			if want := []any{map[string]any{"port": "metrics", "scheme": "https", "interval": "1m", "relabelings": relabelings}}; !reflect.DeepEqual(endpoints, want) {
+				t.Errorf("got endpoints %v, want %v", endpoints, want)
 			}
 		case "PrometheusRule":
 			file, err := os.ReadFile(filepath.Join(deploy, "prometheus", "rules", "prometheusrule.yaml"))
