@@ -256,7 +256,7 @@ func socket(endpoint string) error {
 	if endpoint == "" {
 		return nil
 	}
-	_, err := cri.New(cri.Config{Endpoint: endpoint}) // connects to nothing
+	_, err := cri.SocketPath(endpoint)
 	return err
 }
 

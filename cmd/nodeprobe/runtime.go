@@ -93,10 +93,11 @@ func podCIDRs(node *v1.Node) string {
 // none is configured.
 func newRuntime(cfg *config, paths paths, log *slog.Logger, reg prometheus.Registerer) (*cri.Sampler, error) {
 	onNode := func(endpoint string) string {
-		if endpoint == "" {
-			return ""
+		path, err := cri.SocketPath(endpoint)
+		if err != nil {
+			return endpoint // none, or one that is refused below
 		}
-		return "unix://" + filepath.Join(paths.rootfs, strings.TrimPrefix(endpoint, "unix://"))
+		return filepath.Join(paths.rootfs, path)
 	}
 	sampler, err := cri.New(cri.Config{
 		Endpoint: onNode(cfg.ContainerRuntimeEndpoint), ImageEndpoint: onNode(cfg.ImageServiceEndpoint),

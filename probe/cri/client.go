@@ -26,9 +26,10 @@ func (c Call) ofImages() bool { return c == CallImageFsInfo || c == CallListImag
 // maxSocketPath is what fits into the address of a socket, with its final NUL.
 const maxSocketPath = 107
 
-// socketPath returns where an endpoint's socket is.
-func socketPath(endpoint string) (string, error) {
-	path := strings.TrimPrefix(endpoint, "unix://")
+// SocketPath returns where an endpoint's socket is: it is "unix:" and an absolute
+// path, with or without the "//" of a URL, or that path alone.
+func SocketPath(endpoint string) (string, error) {
+	path := strings.TrimPrefix(strings.TrimPrefix(endpoint, "unix:"), "//")
 	switch {
 	case !filepath.IsAbs(path):
 		return "", fmt.Errorf("%q is neither unix:// with an absolute path nor such a path alone", endpoint)

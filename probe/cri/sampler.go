@@ -65,7 +65,7 @@ func (c *Config) validate() error {
 		if e.value == "" {
 			continue
 		}
-		if _, err := socketPath(e.value); err != nil {
+		if _, err := SocketPath(e.value); err != nil {
 			return fmt.Errorf("%s: %w", e.name, err)
 		}
 	}
@@ -160,7 +160,7 @@ func New(cfg Config) (*Sampler, error) {
 
 // newService takes an endpoint that has been checked.
 func (s *Sampler) newService(endpoint string) *service {
-	path, _ := socketPath(endpoint)
+	path, _ := SocketPath(endpoint)
 	return &service{endpoint: endpoint, client: &client{path: path, dialled: s.metrics.connects.Inc}}
 }
 

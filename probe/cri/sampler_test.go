@@ -305,6 +305,15 @@ func TestNoRuntime(t *testing.T) {
 	})
 }
 
+// A kubelet reads endpoints as URLs.
+func TestSocketPath(t *testing.T) {
+	for _, endpoint := range []string{"/run/x.sock", "unix:/run/x.sock", "unix:///run/x.sock"} {
+		if path, err := SocketPath(endpoint); path != "/run/x.sock" || err != nil {
+			t.Errorf("%s: %q, %v", endpoint, path, err)
+		}
+	}
+}
+
 func TestBadConfig(t *testing.T) {
 	for _, test := range []struct {
 		cfg  Config
