@@ -154,8 +154,12 @@ func (f *filesystem) finish(now time.Time, timer *time.Timer, deadline time.Time
 		select {
 		case a = <-f.answer:
 		case <-timer.C:
-			f.got.err = f.hung()
-			return
+			select {
+			case a = <-f.answer: // it was us who were late
+			default:
+				f.got.err = f.hung()
+				return
+			}
 		}
 	}
 	f.asked, f.got = time.Time{}, a
