@@ -97,7 +97,7 @@ func newRuntime(cfg *config, paths paths, log *slog.Logger, reg prometheus.Regis
 		if err != nil {
 			return endpoint // none, or one that is refused below
 		}
-		return filepath.Join(paths.rootfs, path)
+		return "unix://" + filepath.Join(paths.rootfs, path)
 	}
 	sampler, err := cri.New(cri.Config{
 		Endpoint: onNode(cfg.ContainerRuntimeEndpoint), ImageEndpoint: onNode(cfg.ImageServiceEndpoint),
