@@ -57,11 +57,9 @@ func newGuard(duration time.Duration, log *slog.Logger, reg prometheus.Registere
 func (g *guard) start(ctx context.Context, nodes status.Nodes, leases heartbeat.Leases, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
-	// The clock may have been set back since, or not be set yet: a machine without a
-	// battery boots in the past. What is far in the future was written before that.
 	recent := func(at time.Time) (ago time.Duration, is bool) {
 		age := time.Since(at)
-		return max(age, 0).Round(time.Second), age < g.lease && age > -g.lease
+		return max(age, 0).Round(time.Second), g.within(age, g.lease)
 	}
 	const advice = "; a node has one status writer: use mode observe beside a kubelet, or stop it and start nodeprobe %s later"
 	if lease, err := leases.Get(ctx, name); err == nil {
@@ -88,11 +86,11 @@ func (g *guard) allow(node *v1.Node) error {
 	if node != nil && g.err() == nil {
 		writer, at := kubeletWrite(node)
 		// What is later than what we have seen is new by any clock. The first time ours
-		// has to do.
+		// has to do, and the API server's times are in whole seconds.
 		news := at.After(g.known)
 		if !g.looked {
 			g.looked, g.known = true, at
-			news = g.since(time.Since(at), time.Since(g.began))
+			news = g.within(time.Since(at), time.Since(g.began)+time.Second)
 		}
 		if writer != "" && news {
 			g.trip(fmt.Errorf("%s has written the status of node %s at %s", writer, node.Name, at.Format(time.TimeOnly)))
@@ -101,11 +99,10 @@ func (g *guard) allow(node *v1.Node) error {
 	return g.err()
 }
 
-// since says of a write of some age whether it came after the guard had begun. The API
-// server's times are in whole seconds.
-func (g *guard) since(age, running time.Duration) bool {
-	return age < running+time.Second && age > -g.lease // see start
-}
+// within says whether something was written less than limit ago, by its age. The clock
+// may have been set back since, or not be set yet: a machine without a battery boots
+// in the past. What is far in the future was written before that.
+func (g *guard) within(age, limit time.Duration) bool { return age < limit && age > -g.lease }
 
 // renewed is told what the Heartbeater has seen of others.
 func (g *guard) renewed(s heartbeat.State) {

@@ -114,7 +114,7 @@ func TestHelmNames(t *testing.T) {
 	rendered := run(t, nil, helm, "template", "nodeprobe-b", filepath.Join(deploy, "helm", "nodeprobe"), "--namespace=monitoring",
 		"--set=serviceAccount.name=reporter,podMonitor.enabled=true,prometheusRule.enabled=true,prometheusRule.labels.release=x",
 		"--set=podMonitor.endpoint.scheme=https,podMonitor.endpoint.interval=1m",
-		"--set=probes.scheme=HTTPS,extraArgs[0]=--kubelet-config=/host/root/var/lib/kubelet/config.yaml",
+		"--set=probes.scheme=HTTPS,extraArgs[0]=--kubelet-config=/etc/kubelet.yaml",
 		`--set-json=config={"webListenAddress":":9999","conditions":{"nodeprobe.dev/A":{"when":["MemoryPressure"]},"example.com/B":{"when":["DiskPressure"]}}}`)
 	if n := bytes.Count(rendered, []byte("request.userInfo.username == 'system:serviceaccount:monitoring:reporter'")); n != 2 {
 		t.Errorf("%d policies know of the service account, want 2", n)
@@ -130,7 +130,7 @@ func TestHelmNames(t *testing.T) {
 	if live, ready := c.LivenessProbe.HTTPGet.Scheme, c.ReadinessProbe.HTTPGet.Scheme; live != "HTTPS" || ready != "HTTPS" {
 		t.Errorf("the probes speak %s and %s", live, ready)
 	}
-	if last := c.Args[len(c.Args)-1]; last != "--kubelet-config=/host/root/var/lib/kubelet/config.yaml" {
+	if last := c.Args[len(c.Args)-1]; last != "--kubelet-config=/etc/kubelet.yaml" {
 		t.Errorf("the last argument is %s", last)
 	}
 	for _, o := range objects(t, rendered) {
