@@ -79,50 +79,38 @@ func podData(point string) string {
 // that says whose it is.
 type volumeMount struct{ line, data string }
 
-// volumeDirectory is a directory that volumes are mounted in. The mount table has
-// it as the node sees it, or below rootfs if the table is our own.
+// volumeDirectory is a directory that volumes are mounted in.
 type volumeDirectory struct {
-	path         string // as it is configured
-	onNode, here string // where it was when it was last there
-	data         func(point string) string
+	path   string        // as it is configured
+	places []volumePlace // wherever it has been: what was mounted there may still be
+	data   func(point string) string
 }
+
+// volumePlace is a directory as the node's mount table has it, and below rootfs, as
+// our own has it.
+type volumePlace struct{ onNode, here string }
 
 // volumeFinder finds the mounts of volumes on the node whose /proc is at procfs and
 // whose / is at rootfs. One goroutine at a time may use it.
 type volumeFinder struct {
 	procfs, rootfs string
 	dirs           [2]volumeDirectory
-	none           bool // were mounted when the table was last read
 }
 
 func newVolumeFinder(procfs, rootfs, rootDirectory string) *volumeFinder {
-	f := &volumeFinder{procfs: procfs, rootfs: rootfs, dirs: [2]volumeDirectory{
+	return &volumeFinder{procfs: procfs, rootfs: rootfs, dirs: [2]volumeDirectory{
 		{path: filepath.Join(rootDirectory, stagedDirectory), data: stagedData},
 		{path: filepath.Join(rootDirectory, podsDirectory), data: podData},
 	}}
-	for i := range f.dirs {
-		f.dirs[i].moved(rootfs, f.dirs[i].path)
-	}
-	return f
 }
 
-func (d *volumeDirectory) moved(rootfs, onNode string) {
-	d.onNode, d.here = onNode, filepath.Join(rootfs, onNode)
-}
-
-// mounts returns the mounts of volumes, in a fixed order. Where nobody has ever
-// staged one it takes no more than a look for the directory; but one that is hidden
-// by another mount is as much in use as before.
+// mounts returns the mounts of volumes, in a fixed order. It reads the table even
+// where neither directory exists: one that is hidden by another mount is as much in
+// use as before.
 func (f *volumeFinder) mounts() ([]volumeMount, error) {
 	for i := range f.dirs {
-		onNode, err := resolveOnNode(f.rootfs, f.dirs[i].path)
-		switch {
-		case err == nil:
-			f.dirs[i].moved(f.rootfs, onNode)
-		case !errors.Is(err, fs.ErrNotExist):
+		if err := f.dirs[i].locate(f.rootfs); err != nil {
 			return nil, fmt.Errorf("find volumes: %w", err)
-		case i == 0 && f.none:
-			return nil, nil
 		}
 	}
 	// Our own table may be of another namespace, and have fewer mounts.
@@ -136,8 +124,26 @@ func (f *volumeFinder) mounts() ([]volumeMount, error) {
 	if err != nil {
 		return nil, fmt.Errorf("find volumes in %s: %w", table, err)
 	}
-	f.none = len(mounts) == 0
 	return mounts, nil
+}
+
+// locate adds the place where the directory is now. What does not exist, or is
+// hidden, is looked for below the nearest parent that does.
+func (d *volumeDirectory) locate(rootfs string) error {
+	for parent := d.path; ; parent = filepath.Dir(parent) {
+		onNode, err := resolveOnNode(rootfs, parent)
+		if errors.Is(err, fs.ErrNotExist) && parent != "/" {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		onNode = filepath.Join(onNode, strings.TrimPrefix(d.path, parent))
+		if p := (volumePlace{onNode, filepath.Join(rootfs, onNode)}); !slices.Contains(d.places, p) {
+			d.places = append(d.places, p)
+		}
+		return nil
+	}
 }
 
 func findVolumeMounts(table io.Reader, dirs []volumeDirectory) ([]volumeMount, error) {
@@ -151,7 +157,7 @@ func findVolumeMounts(table io.Reader, dirs []volumeDirectory) ([]volumeMount, e
 		}
 		for i := range dirs {
 			if file := dirs[i].dataOf(point); file != "" {
-				mounts = append(mounts, volumeMount{lines.Text(), filepath.Join(dirs[i].here, file)})
+				mounts = append(mounts, volumeMount{lines.Text(), file})
 				break
 			}
 		}
@@ -170,12 +176,17 @@ func lacks(mounts, were []volumeMount) bool {
 	return slices.ContainsFunc(were, func(m volumeMount) bool { return !slices.Contains(mounts, m) })
 }
 
-// dataOf returns the file that says what is mounted at point, relative to the
-// directory, or "".
+// dataOf returns the file that says what is mounted at point, or "".
 func (d *volumeDirectory) dataOf(point []byte) string {
-	for _, dir := range []string{d.onNode, d.here} {
-		if n := len(dir); len(point) > n+1 && point[n] == '/' && string(point[:n]) == dir {
-			return d.data(string(point[n+1:]))
+	for _, place := range d.places {
+		for _, dir := range []string{place.onNode, place.here} {
+			n := len(dir)
+			if len(point) <= n+1 || point[n] != '/' || string(point[:n]) != dir {
+				continue
+			}
+			if file := d.data(string(point[n+1:])); file != "" {
+				return filepath.Join(place.here, file)
+			}
 		}
 	}
 	return ""

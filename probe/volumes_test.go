@@ -187,6 +187,67 @@ func TestRealVolumes(t *testing.T) {
 	})
 }
 
+// The directories that volumes are mounted in come when they are first needed, in
+// any order, and may be hidden before anybody has looked.
+func TestRealVolumesInDirectoriesThatComeLater(t *testing.T) {
+	const (
+		staged = stagedDirectory + "/disk.example.com/0f/globalmount"
+		inPod  = podsDirectory + "/uid/volumes/kubernetes.io~csi/pvc-1/mount"
+	)
+	for _, test := range []struct {
+		name  string
+		steps []string // a look after each; what is mounted, or "hide", and where
+		want  []int    // how many volumes are in use then
+	}{
+		{"a driver that does not stage", []string{inPod}, []int{1}},
+		{"pods first", []string{podsDirectory + "/uid/x", inPod}, []int{0, 1}},
+		{"staging first", []string{stagedDirectory + "/x", inPod}, []int{0, 1}},
+		{"both, pods last", []string{staged, inPod}, []int{1, 2}},
+		{"both, pods first", []string{inPod, staged}, []int{1, 2}},
+		{"hidden before the next look", []string{inPod + " hide pods"}, []int{1}},
+		{"all of it hidden before the next look", []string{staged + " hide plugins"}, []int{1}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			root := t.TempDir()
+			must(t, os.Symlink("var/lib/kubelet", filepath.Join(root, "link")))
+			must(t, os.MkdirAll(filepath.Join(root, "var/lib"), 0o700))
+			at := func(name string) string { return filepath.Join(root, "var/lib/kubelet", name) }
+			tmpfs := func(name string) error {
+				return errors.Join(os.MkdirAll(at(name), 0o700), unix.Mount("none", at(name), "tmpfs", 0, "size=64k"))
+			}
+			inMountNamespace(t, func(proc string) error {
+				finders := map[string]*volumeFinder{
+					"by its path":            newVolumeFinder(proc, "/", at("")),
+					"by a link":              newVolumeFinder(proc, "/", filepath.Join(root, "link")),
+					"from our own namespace": newVolumeFinder(proc, root, "/link"),
+				}
+				check := func(after string, want int) {
+					t.Helper()
+					for way, f := range finders {
+						if got, err := f.mounts(); err != nil || len(got) != want {
+							t.Errorf("%s, after %s: %d mounts, %v; want %d", way, after, len(got), err, want)
+						}
+					}
+				}
+				check("nothing", 0)
+				for i, step := range test.steps {
+					point, hidden, hide := strings.Cut(step, " hide ")
+					if strings.HasSuffix(point, "/x") {
+						must(t, os.MkdirAll(at(point), 0o700))
+					} else {
+						must(t, tmpfs(point))
+					}
+					if hide {
+						must(t, tmpfs(hidden))
+					}
+					check(step, test.want[i])
+				}
+				return nil
+			})
+		})
+	}
+}
+
 // Where the node is seen through rootfs, its links lead to where they do on the
 // node, and its mount table has its own paths.
 func TestVolumesInContainer(t *testing.T) {
@@ -214,20 +275,38 @@ func TestVolumesInContainer(t *testing.T) {
 	}
 }
 
+// A link that leads elsewhere unmounts nothing.
+func TestVolumesAfterTheDirectoryMoved(t *testing.T) {
+	n := fullMachine.boot(t)
+	must(t, os.RemoveAll(n.path("var/lib/kubelet")))
+	f := newVolumeFinder(n.path("proc"), n.root, "/var/lib/kubelet")
+	const point = "/pods/uid/volumes/kubernetes.io~csi/pvc/mount rw - ext4 /dev/sdb rw\n"
+	table := "1 1 8:1 / / rw - ext4 /dev/sda rw\n"
+	for i, dir := range []string{"data", "new"} {
+		must(t, os.MkdirAll(n.path(dir+"/pods"), 0o755))
+		must(t, errors.Join(os.RemoveAll(n.path("var/lib/kubelet")), os.Symlink("/"+dir, n.path("var/lib/kubelet"))))
+		table += "2 1 8:2 / /" + dir + point
+		n.write(t, "proc/1/mountinfo", table)
+		if mounts, err := f.mounts(); err != nil || len(mounts) != i+1 {
+			t.Errorf("at %s: %v, %v; want %d", dir, mounts, err, i+1)
+		}
+	}
+}
+
 func TestVolumesThatCannotBeFound(t *testing.T) {
 	n := fullMachine.boot(t)
 	cfg := VolumesConfig{Procfs: n.path("proc"), Rootfs: n.root, RootDirectory: "/var/lib/kubelet"}
 	n.write(t, "proc/1/mountinfo", "1 1 8:1 / / rw - ext4 /dev/sda rw\n")
 	f := newVolumeFinder(cfg.Procfs, cfg.Rootfs, cfg.RootDirectory)
-	for _, what := range []string{"at first", "without the table"} {
-		if mounts, err := f.mounts(); err != nil || mounts != nil {
-			t.Errorf("no directory, %s: %v, %v", what, mounts, err)
-		}
-		n.remove(t, "proc/1")
+	if mounts, err := f.mounts(); err != nil || mounts != nil {
+		t.Errorf("no directory: %v, %v", mounts, err)
 	}
+	n.remove(t, "proc/1")
+	_, err := f.mounts()
+	checkError(t, err, fs.ErrNotExist) // a directory that is hidden looks like none
 	n.write(t, "var/lib/kubelet/plugins/kubernetes.io/csi/x", "")
 	n.write(t, "proc/self/mountinfo", "1 1 8:1 / / rw - ext4 /dev/sda rw\n")
-	_, err := volumesOf(t, cfg)
+	_, err = volumesOf(t, cfg)
 	checkError(t, err, fs.ErrNotExist) // our own table is another's
 	for table, want := range map[string]error{"1 1 8:1\n": errFewFields, strings.Repeat("x", maxHotFile+1): nil} {
 		n.write(t, "proc/1/mountinfo", table)

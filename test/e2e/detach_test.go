@@ -138,13 +138,19 @@ func (c *claims) mustBeAttached(when, handle string) {
 }
 
 // The real controller detaches no volume that is mounted, not even one that
-// cannot be told any more, and detaches it when it is unmounted.
+// cannot be told any more, and detaches it when it is unmounted. The node has no
+// directory for volumes before the first, as where no driver stages any.
 func TestNothingMountedIsDetached(t *testing.T) {
 	t.Parallel()
 	root := newVolumeRoot(t)
+	root.unstaged = true
 	cp := controlplane.StartExclusive(t, controlplane.Options{Controllers: true})
 	n := newNode(t, cp, agent.Config{"rootDirectory": root.dir})
 	a := n.startReady()
+	eventually(t, "a look has found no volume", func() error {
+		_, err := a.Metric(context.Background(), "nodeprobe_volumes_in_use")
+		return err
+	})
 	c := &claims{t, cp.Client(), n.name}
 	attach := true
 	_, err := cp.Client().StorageV1().CSIDrivers().Create(t.Context(), &storagev1.CSIDriver{

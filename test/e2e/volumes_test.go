@@ -28,15 +28,25 @@ const csiDriver = "disk.example.com"
 type volumeRoot struct {
 	t   *testing.T
 	dir string
+	// unstaged are mounted for pods alone, as of a driver that does not stage.
+	unstaged bool
 }
 
 func newVolumeRoot(t *testing.T) *volumeRoot {
 	t.Helper()
 	need.Root(t)
-	return &volumeRoot{t, t.TempDir()}
+	return &volumeRoot{t: t, dir: t.TempDir()}
 }
 
+// at returns the path of "globalmount", where the volume is mounted, or of a file
+// beside it.
 func (r *volumeRoot) at(handle, name string) string {
+	if r.unstaged {
+		if name == "globalmount" {
+			name = "mount"
+		}
+		return filepath.Join(r.dir, "pods/uid of "+handle, "volumes/kubernetes.io~csi", handle, name)
+	}
 	return filepath.Join(r.dir, "plugins/kubernetes.io/csi", csiDriver, "hash of "+handle, name)
 }
 
