@@ -58,5 +58,5 @@ func (m *mountReporter) report(name string, was, now *probe.Mount) {
 }
 
 func describeMount(m *probe.Mount) string {
-	return fmt.Sprintf("%s of %s at %s", m.FSType, m.Source, m.MountPoint)
+	return fmt.Sprintf("%s of %s at %s", printable(m.FSType), printable(m.Source), printable(m.MountPoint))
 }

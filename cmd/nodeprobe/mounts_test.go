@@ -14,6 +14,7 @@ import (
 func TestMountReporter(t *testing.T) {
 	root := probe.Mount{ID: 1, Parent: 1, Major: 8, Minor: 1, MountPoint: "/", FSType: "ext4", Source: "/dev/sda1", Options: "rw", SuperOptions: "rw"}
 	data := probe.Mount{ID: 2, Parent: 1, Major: 8, Minor: 2, MountPoint: "/data", FSType: "ext4", Source: "/dev/sda2", Options: "rw", SuperOptions: "rw"}
+	odd := probe.Mount{ID: 3, Parent: 1, Major: 0, Minor: 50, MountPoint: "/data/\n", FSType: "fuse.\x1b[2J", Source: "\u202e", Options: "rw", SuperOptions: "rw"}
 	with := func(m probe.Mount, superOptions string) probe.Mount {
 		m.SuperOptions = superOptions
 		return m
@@ -40,6 +41,7 @@ func TestMountReporter(t *testing.T) {
 		{"mended", data, root, []string{"FilesystemIsNotReadOnly: Filesystem nodefs (ext4 of /dev/sda2 at /data) takes writes again"}, "takes writes again"},
 		{"vanished", root, root, nil, "another filesystem is mounted"},
 		{"both are one", with(root, "ro"), with(root, "ro"), []string{"FilesystemIsReadOnly: Filesystem nodefs (ext4 of /dev/sda1 at /) takes no writes: ro"}, "filesystem is read-only"},
+		{"names that a terminal would obey", with(root, "ro"), odd, []string{`FilesystemIsNotReadOnly: Filesystem imagefs ("fuse.\x1b[2J" of "\u202e" at "/data/\n") takes writes again`}, "takes writes again"},
 	} {
 		logs.Reset()
 		events = nil

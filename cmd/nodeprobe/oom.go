@@ -90,9 +90,11 @@ func (o *oomReporter) untold(count uint64, now time.Time) uint64 {
 	return missing
 }
 
-// victim is who was killed, as well as it is known.
+// victim is who was killed, as well as it is known. All names are printable: whoever
+// is killed has chosen that of the process, and often that of the cgroup.
 type victim struct {
 	*bpf.Event
+	process   string
 	cgroup    string // "" if it is gone
 	container probe.Container
 	name      probe.PodName // of both; "" where it is not known
@@ -101,12 +103,16 @@ type victim struct {
 // identify finds the victim's cgroup, and the pod and the container if it is
 // one's.
 func identify(cgroupfs string, names func(probe.Container) probe.PodName, e *bpf.Event) victim {
-	v := victim{Event: e}
-	if path, err := probe.CgroupPath(cgroupfs, e.CgroupID); err == nil {
-		v.cgroup = path
-		v.container, _ = probe.ParseContainer(path)
-		v.name = names(v.container)
+	v := victim{Event: e, process: printable(e.Name())}
+	path, err := probe.CgroupPath(cgroupfs, e.CgroupID)
+	if err != nil {
+		return v
 	}
+	container, _ := probe.ParseContainer(path)
+	name := names(container)
+	v.cgroup = printable(path)
+	v.container = probe.Container{PodUID: printable(container.PodUID), ID: printable(container.ID)}
+	v.name = probe.PodName{Namespace: printable(name.Namespace), Pod: printable(name.Pod), Container: printable(name.Container)}
 	return v
 }
 
@@ -138,7 +144,7 @@ func boundedNames(find func(probe.Container) probe.PodName) func(probe.Container
 
 // attrs is the victim in the log.
 func (v victim) attrs() []any {
-	attrs := []any{"pid", v.PID, "name", v.Name(), "scope", v.Scope.String()}
+	attrs := []any{"pid", v.PID, "name", v.process, "scope", v.Scope.String()}
 	if v.cgroup == "" {
 		return append(attrs, "cgroup", v.CgroupID)
 	}
@@ -160,13 +166,13 @@ func (v victim) event() (reason, message string) {
 	switch v.Scope {
 	case bpf.ScopeNode:
 		reason = "SystemOOM"
-		fmt.Fprintf(&b, "System OOM encountered, victim process: %s, pid: %d", v.Name(), v.PID)
+		fmt.Fprintf(&b, "System OOM encountered, victim process: %s, pid: %d", v.process, v.PID)
 	case bpf.ScopeCgroup:
 		reason = "OOMKilling"
-		fmt.Fprintf(&b, "Memory cgroup out of memory: Killed process %d (%s)", v.PID, v.Name())
+		fmt.Fprintf(&b, "Memory cgroup out of memory: Killed process %d (%s)", v.PID, v.process)
 	default:
 		reason = "OOMKilling"
-		fmt.Fprintf(&b, "Out of memory: Killed process %d (%s)", v.PID, v.Name())
+		fmt.Fprintf(&b, "Out of memory: Killed process %d (%s)", v.PID, v.process)
 	}
 	pod := ""
 	if v.name.Pod != "" {

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -65,6 +66,11 @@ func TestVictim(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(rootfs, "var/log/pods/team-a_web-0_1a1b2c3d-0000-4000-8000-00000000abcd/server"), 0o755); err != nil {
 		t.Fatal(err)
 	}
+	named := func(comm string, e *bpf.Event) *bpf.Event {
+		e.Comm = [16]byte{}
+		copy(e.Comm[:], comm)
+		return e
+	}
 	prefix := "/" + filepath.Base(top)
 	for _, test := range []struct {
 		name, scope     string
@@ -91,6 +97,16 @@ func TestVictim(t *testing.T) {
 			"SystemOOM", "System OOM encountered, victim process: hog, pid: 7, cgroup: " + prefix + "/system.slice/a.service",
 		},
 		{
+			"what a terminal would obey", "cgroup", named("a\nb\x1b[31m", event("/user.slice/\x1b[2J\u202e\xff", bpf.ScopeCgroup)),
+			[]any{"cgroup", strconv.Quote(prefix + "/user.slice/\x1b[2J\u202e\xff")},
+			"OOMKilling", `Memory cgroup out of memory: Killed process 7 ("a\nb\x1b[31m"), cgroup: "` + prefix + `/user.slice/\x1b[2J\u202e\xff"`,
+		},
+		{
+			"pod of no name", "cgroup", event("/kubepods/pod\x9b0m", bpf.ScopeCgroup),
+			[]any{"cgroup", strconv.Quote(prefix + "/kubepods/pod\x9b0m"), "pod", `"\x9b0m"`, "container", ""},
+			"OOMKilling", `Memory cgroup out of memory: Killed process 7 (hog), pod: "\x9b0m"`,
+		},
+		{
 			"gone", "unknown", &bpf.Event{PID: 7, Comm: [16]byte{'h', 'o', 'g'}, CgroupID: 1 << 60},
 			[]any{"cgroup", uint64(1 << 60)},
 			"OOMKilling", "Out of memory: Killed process 7 (hog)",
@@ -98,7 +114,7 @@ func TestVictim(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			v := identify("/sys/fs/cgroup", names, test.event)
-			want := append([]any{"pid", uint32(7), "name", "hog", "scope", test.scope}, test.attrs...)
+			want := append([]any{"pid", uint32(7), "name", printable(test.event.Name()), "scope", test.scope}, test.attrs...)
 			if got := v.attrs(); !slices.Equal(got, want) {
 				t.Errorf("got %v, want %v", got, want)
 			}

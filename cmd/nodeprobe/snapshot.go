@@ -206,7 +206,7 @@ func printSnapshot(w io.Writer, out *snapshotOutput, format string) error {
 
 // writeNodeSummary prints the Node's capacity as kubectl describe does.
 func writeNodeSummary(w io.Writer, node *v1.Node) error {
-	fmt.Fprintf(w, "\nNode %s: %s, %s, kernel %s\n", node.Name, node.Status.NodeInfo.OSImage,
+	fmt.Fprintf(w, "\nNode %s: %s, %s, kernel %s\n", node.Name, oneLine(node.Status.NodeInfo.OSImage, -1),
 		node.Status.NodeInfo.Architecture, node.Status.NodeInfo.KernelVersion)
 	for _, name := range slices.Sorted(maps.Keys(node.Status.Capacity)) {
 		capacity, allocatable := node.Status.Capacity[name], node.Status.Allocatable[name]

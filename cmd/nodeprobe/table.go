@@ -82,7 +82,7 @@ func writeTable(w io.Writer, v *view) error {
 	_, err := fmt.Fprintf(w, "\n%s\n", v.summary())
 	for _, e := range v.Errors {
 		for line := range strings.SplitSeq(e.Error, "\n") {
-			_, err = fmt.Fprintf(w, "! %s: %s\n", e.Source, line)
+			_, err = fmt.Fprintf(w, "! %s: %s\n", e.Source, oneLine(line, -1))
 		}
 		if e.Remedy != "" {
 			_, err = fmt.Fprintf(w, "  -> %s\n", e.Remedy)

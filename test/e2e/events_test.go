@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -71,6 +72,20 @@ func TestEvents(t *testing.T) {
 	t.Logf("seen %s after the victim was waited for, by a poll each 50 ms: %s", time.Since(killed), e.Message)
 	if e.Type != corev1.EventTypeWarning || !strings.HasPrefix(e.Message, "Memory cgroup out of memory: ") || !strings.Contains(e.Message, "cgroup: /nodeprobe-test-") {
 		t.Errorf("event: %+v", e)
+	}
+
+	// Anybody may call a process of theirs what they like.
+	if pid, err = pressure.OOMKillNamed("a\nb\x1b[31m"); err != nil {
+		t.Fatal(err)
+	}
+	e = n.waitEvent("OOMKilling", fmt.Sprintf("Killed process %d", pid))
+	if strings.ContainsFunc(e.Message, unicode.IsControl) || !strings.Contains(e.Message, fmt.Sprintf(`%d ("a\nb\x1b[31m")`, pid)) {
+		t.Errorf("message of an event: %q", e.Message)
+	}
+	for _, r := range logged(t, a, "process killed for lack of memory") {
+		if strings.ContainsFunc(r.Line, unicode.IsControl) {
+			t.Errorf("line of the log: %q", r.Line)
+		}
 	}
 
 	if _, err := n.client.CoreV1().Nodes().Patch(t.Context(), n.name, "application/merge-patch+json",

@@ -32,8 +32,12 @@ func Memory(mebibytes int) (*Pressure, error) {
 // OOMKill has the kernel kill a process for lack of memory: a child that takes
 // more than its cgroup may have. It returns the child's process ID once that is
 // dead. It needs root.
-func OOMKill() (pid int, err error) {
-	p, err := inCgroup("memory", runtimeRoom, []role{{Memory: 4 * runtimeRoom}})
+func OOMKill() (pid int, err error) { return OOMKillNamed("") }
+
+// OOMKillNamed is OOMKill of a process that has given itself a name, of up to 15
+// bytes.
+func OOMKillNamed(name string) (pid int, err error) {
+	p, err := inCgroup("memory", runtimeRoom, []role{{Memory: 4 * runtimeRoom, Name: name}})
 	if err == nil {
 		return 0, errors.Join(errors.New("have a process killed: it got all the memory it wanted"), p.Release())
 	}

@@ -35,6 +35,8 @@ var mainCalled atomic.Bool
 type role struct {
 	// Cgroup is a directory to move into first.
 	Cgroup string `json:",omitempty"`
+	// Name is what to call the process from then on; "" leaves it as it is.
+	Name string `json:",omitempty"`
 	// Memory is how many bytes to hold.
 	Memory int64 `json:",omitempty"`
 	// Tasks is how many threads to have in all.
@@ -74,6 +76,11 @@ func (r role) play() error {
 	if r.Cgroup != "" {
 		if err := joinCgroup(r.Cgroup); err != nil {
 			return err
+		}
+	}
+	if r.Name != "" {
+		if err := os.WriteFile("/proc/self/comm", []byte(r.Name), 0); err != nil {
+			return fmt.Errorf("take a name: %w", err)
 		}
 	}
 	if r.Memory > 0 {
