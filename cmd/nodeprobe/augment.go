@@ -51,7 +51,7 @@ func newAugmenter(cfg *config, p *policy, monitor *monitor, log *slog.Logger, re
 		},
 		ReadOnly:        !writes,
 		Record:          a.record,
-		OnFailure:       client.reconnect,
+		OnFailure:       client.forNodes.reconnect,
 		Alive:           a.pulse.beat,
 		UpdateFrequency: time.Minute, ReportFrequency: cfg.ConditionHeartbeat,
 		Logger: log, Registerer: reg,
@@ -65,7 +65,7 @@ func newAugmenter(cfg *config, p *policy, monitor *monitor, log *slog.Logger, re
 	monitor.changed = a.updater.Wake
 	a.recorder, err = status.NewRecorder(status.RecorderConfig{
 		Node: a.updater.Owner, Events: client.events, Timeout: timeout, Component: status.Manager,
-		OnFailure: client.reconnect, Logger: log, Registerer: reg,
+		OnFailure: client.forEvents.reconnect, Logger: log, Registerer: reg,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("set up events: %w", err)

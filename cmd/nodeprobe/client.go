@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -31,22 +30,28 @@ import (
 	"github.com/nodeprobe/nodeprobe/status"
 )
 
-// apiClient talks to the API server about nodes, events and leases, over one set of
-// connections. A clientset would bring every API group into the binary, and
-// 8 MiB of them into memory.
+// apiClient talks to the API server about nodes, events and leases. The status with
+// its watch, the Lease, and Events have connections of their own: a request without
+// an answer breaks the connection that it went over, and what else does. A
+// clientset would bring every API group into the binary, and 8 MiB of them into
+// memory.
 type apiClient struct {
 	nodes  status.Nodes
 	events status.Events
 	leases heartbeat.Leases
-	// get returns what is at a path as JSON, as old as the API server's cache.
-	get  func(ctx context.Context, path string) ([]byte, error)
-	http *http.Client
+	// get returns what is at a path as JSON, as old as the API server's cache. It
+	// shares the connections of Events, for which nothing waits either.
+	get func(ctx context.Context, path string) ([]byte, error)
 
-	connections *connrotation.Dialer
-	silent      atomic.Bool // a request got no answer
+	forNodes, forEvents, forLeases *connections
+}
 
-	once   sync.Once
-	settle *time.Timer // made by once
+// connections are those of one writer.
+type connections struct {
+	http    *http.Client
+	tracker *connrotation.ConnectionTracker
+	silent  atomic.Bool // a request got no answer
+	settle  *time.Timer // trims memory some time after the latest reconnect; one for all
 }
 
 // newAPIClient makes the client of a node, from a kubeconfig or else from the
@@ -60,10 +65,6 @@ func newAPIClient(kubeconfig, node string, impersonate bool) (*apiClient, error)
 	if kubeconfig != "" {
 		origin = "kubeconfig " + kubeconfig
 	}
-	// The bounds are client-go's.
-	dialer := &net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}
-	a := &apiClient{connections: connrotation.NewDialer(dialer.DialContext)}
-	cfg.Dial = a.connections.DialContext
 	cfg.UserAgent = status.Manager + "/" + version()
 	if impersonate {
 		// Nothing but the name: with groups it would be impersonation of the old kind.
@@ -71,45 +72,81 @@ func newAPIClient(kubeconfig, node string, impersonate bool) (*apiClient, error)
 	}
 	// Retries and bounds are the writers' own: each call has a deadline.
 	cfg.QPS = -1
-	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return transport{next, &a.silent} })
+	var authorize clienttransport.WrapperFunc // nil for what client-go does by itself
 	if path := cfg.BearerTokenFile; path != "" {
 		// By itself client-go reads the file once in 50 seconds; so it reads it again
 		// after the token is refused, too.
 		cfg.BearerToken, cfg.BearerTokenFile = "", ""
-		cfg.Wrap(clienttransport.ResettableTokenSourceWrapTransport(clienttransport.NewCachedFileTokenSource(path)))
-	}
-	a.http, err = rest.HTTPClientFor(cfg)
-	if err != nil {
-		return nil, fmt.Errorf("use %s: connect to %s: %w", origin, cfg.Host, err)
+		authorize = clienttransport.ResettableTokenSourceWrapTransport(clienttransport.NewCachedFileTokenSource(path))
 	}
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(v1.SchemeGroupVersion, &v1.Node{}, &v1.NodeList{}, &v1.Event{})
 	scheme.AddKnownTypes(coordinationv1.SchemeGroupVersion, &coordinationv1.Lease{}, &coordinationv1.LeaseList{})
 	codecs := serializer.NewCodecFactory(scheme)
-	connect := func(apiPath string, version schema.GroupVersion) (*rest.RESTClient, error) {
+	// Where it fails, it has failed at the start, too, and that was logged.
+	settle := time.AfterFunc(trimAgain, func() { _ = trim() })
+	settle.Stop()
+	connect := func(apiPath string, version schema.GroupVersion) (*rest.RESTClient, *connections, error) {
 		metav1.AddToGroupVersion(scheme, version)
+		own := &connections{settle: settle}
 		c := rest.CopyConfig(cfg)
 		c.APIPath, c.GroupVersion = apiPath, &version
 		c.NegotiatedSerializer = codecs.WithoutConversion()
-		return rest.RESTClientForConfigAndClient(c, a.http)
+		client, err := own.connect(c, authorize)
+		if err != nil {
+			return nil, nil, fmt.Errorf("use %s: connect to %s: %w", origin, cfg.Host, err)
+		}
+		return client, own, nil
 	}
-	core, err := connect("/api", v1.SchemeGroupVersion)
-	if err != nil {
-		return nil, fmt.Errorf("use %s: connect to %s: %w", origin, cfg.Host, err)
+	a := &apiClient{}
+	var nodes, events, leases *rest.RESTClient
+	if nodes, a.forNodes, err = connect("/api", v1.SchemeGroupVersion); err != nil {
+		return nil, err
 	}
-	coordination, err := connect("/apis", coordinationv1.SchemeGroupVersion)
-	if err != nil {
-		return nil, fmt.Errorf("use %s: connect to %s: %w", origin, cfg.Host, err)
+	if events, a.forEvents, err = connect("/api", v1.SchemeGroupVersion); err != nil {
+		return nil, err
+	}
+	if leases, a.forLeases, err = connect("/apis", coordinationv1.SchemeGroupVersion); err != nil {
+		return nil, err
 	}
 	e := explainer{node: node, origin: origin}
-	a.nodes = clearNodes{status.NewNodes(core), e}
-	a.events = clearEvents{status.NewEvents(core), e}
-	a.leases = clearLeases{heartbeat.NewLeases(coordination), e}
+	a.nodes = clearNodes{status.NewNodes(nodes), e}
+	a.events = clearEvents{status.NewEvents(events), e}
+	a.leases = clearLeases{heartbeat.NewLeases(leases), e}
 	a.get = func(ctx context.Context, path string) ([]byte, error) {
-		data, err := core.Get().AbsPath(path).Param("resourceVersion", "0").SetHeader("Accept", "application/json").DoRaw(ctx)
+		data, err := events.Get().AbsPath(path).Param("resourceVersion", "0").SetHeader("Accept", "application/json").DoRaw(ctx)
 		return data, e.explain("get "+path, err)
 	}
 	return a, nil
+}
+
+// connect returns a client for cfg over connections that nobody else has: client-go
+// shares a transport between equal configurations, and never one with a dialer of
+// its own.
+func (c *connections) connect(cfg *rest.Config, authorize clienttransport.WrapperFunc) (*rest.RESTClient, error) {
+	// The bounds are client-go's.
+	dialer := connrotation.NewDialer((&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext)
+	c.tracker = dialer.ConnectionTracker
+	cfg.Dial = dialer.DialContext
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return transport{next, &c.silent} })
+	cfg.Wrap(authorize)
+	var err error
+	if c.http, err = rest.HTTPClientFor(cfg); err != nil {
+		return nil, err
+	}
+	return rest.RESTClientForConfigAndClient(cfg, c.http)
+}
+
+// reconnect drops the idle connections: one of them may be half dead, and would be
+// used again otherwise. One over which a request got no answer is not idle while
+// the watch uses it; so then all of them go.
+func (c *connections) reconnect() {
+	c.settle.Reset(trimAgain)
+	if c.silent.Swap(false) {
+		c.tracker.CloseAll()
+		return
+	}
+	utilnet.CloseIdleConnectionsFor(c.http.Transport)
 }
 
 // restConfig reads a kubeconfig, or the pod's service account if there is none.
@@ -177,18 +214,4 @@ func complete(c *clientcmdapi.Config) error {
 		return fmt.Errorf("there is no user %q, whom context %q names", current.AuthInfo, c.CurrentContext)
 	}
 	return nil
-}
-
-// reconnect drops the idle connections: one of them may be half dead, and would be
-// used again otherwise. One over which a request got no answer is not idle while
-// the watch uses it; so then all of them go.
-func (a *apiClient) reconnect() {
-	// Where it fails, it has failed at the start, too, and that was logged.
-	a.once.Do(func() { a.settle = time.AfterFunc(trimAgain, func() { _ = trim() }) })
-	a.settle.Reset(trimAgain)
-	if a.silent.Swap(false) {
-		a.connections.CloseAll()
-		return
-	}
-	utilnet.CloseIdleConnectionsFor(a.http.Transport)
 }

@@ -108,7 +108,7 @@ func TestKubeconfigWithFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client.reconnect()
+	client.forNodes.reconnect()
 	if node.UID != "1" || header.Get("Authorization") != "Bearer secret" || header.Get("User-Agent") != "nodeprobe/"+version() || header.Get("Impersonate-User") != "" {
 		t.Errorf("got %+v, having sent %v", node, header)
 	}
@@ -118,7 +118,7 @@ func TestKubeconfigWithFiles(t *testing.T) {
 	if _, err := client.nodes.Get(t.Context(), "n"); err != nil {
 		t.Fatal(err)
 	}
-	client.reconnect()
+	client.forNodes.reconnect()
 	if header.Get("Authorization") != "Bearer secret" || header.Get("Impersonate-User") != "system:node:n" || header.Get("Impersonate-Group") != "" {
 		t.Errorf("as the node it has sent %v", header)
 	}

@@ -77,7 +77,7 @@ func newOwner(cfg *config, p *policy, paths paths, sampler *probe.Sampler, monit
 	statusCfg.Adopt = monitor.adopt
 	statusCfg.Allow = o.guard.allow
 	statusCfg.Record = o.record
-	statusCfg.OnFailure = client.reconnect
+	statusCfg.OnFailure = client.forNodes.reconnect
 	statusCfg.Alive = o.pulses[0].beat
 	statusCfg.Logger, statusCfg.Registerer = log, reg
 	if o.updater, err = status.New(statusCfg); err != nil {
@@ -93,7 +93,7 @@ func newOwner(cfg *config, p *policy, paths paths, sampler *probe.Sampler, monit
 		Timeout: statusCfg.Timeout,
 		// Who reads Events by their source looks for this one.
 		Component:  "kubelet",
-		OnFailure:  client.reconnect,
+		OnFailure:  client.forEvents.reconnect,
 		Logger:     log,
 		Registerer: reg,
 	})
@@ -107,7 +107,7 @@ func newOwner(cfg *config, p *policy, paths paths, sampler *probe.Sampler, monit
 		Healthy:    o.vouch,
 		OnForeign:  o.guard.renewed,
 		Owner:      o.updater.Owner,
-		OnFailure:  client.reconnect,
+		OnFailure:  client.forLeases.reconnect,
 		Alive:      o.pulses[1].beat,
 		OnLost:     o.updater.Recheck,
 		Logger:     log,
