@@ -91,13 +91,16 @@ func New(config Config) (*Heartbeater, error) {
 // to do. Once ctx has ended, Run waits for nothing but the call in flight, which
 // gets the same ctx.
 func (h *Heartbeater) Run(ctx context.Context) error {
-	interval := h.config.Duration / 4
+	interval := h.interval()
 	for ctx.Err() == nil {
 		h.sync(ctx)
 		h.sleep(ctx, interval+time.Duration(rand.Float64()*jitterFactor*float64(interval)))
 	}
 	return context.Cause(ctx)
 }
+
+// interval is the time between two renewals.
+func (h *Heartbeater) interval() time.Duration { return h.config.Duration / 4 }
 
 // sync does one round.
 func (h *Heartbeater) sync(ctx context.Context) {
@@ -155,7 +158,7 @@ func (h *Heartbeater) update(ctx context.Context) error {
 		if try > 0 && h.config.OnFailure != nil {
 			h.config.OnFailure()
 		}
-		if delay := asked(err); delay > 0 {
+		if delay := h.asked(err); delay > 0 {
 			h.sleep(ctx, delay)
 		}
 	}
@@ -187,7 +190,7 @@ func (h *Heartbeater) ensure(ctx context.Context) (created bool, err error) {
 		if err == nil || final(ctx, err) {
 			return created, err
 		}
-		wait := max(delay, asked(err))
+		wait := max(delay, h.asked(err))
 		h.report(ResultFailure, err, "retry", wait)
 		h.sleep(ctx, wait)
 		if ctx.Err() != nil {
@@ -336,15 +339,12 @@ func final(ctx context.Context, err error) bool {
 	return skipped || ctx.Err() != nil
 }
 
-// longestDelay bounds what asked returns, lest one wrong answer silences a
-// heartbeat for good.
-const longestDelay = 5 * time.Minute
-
 // asked is how long the API server wants to be left alone (Retry-After), by its
-// answer; 0 if it does not say.
-func asked(err error) time.Duration {
+// answer; 0 if it does not say. It is never longer than the time between two
+// renewals: the Lease would run out, and the pods be moved off a node that is well.
+func (h *Heartbeater) asked(err error) time.Duration {
 	seconds, _ := apierrors.SuggestsClientDelay(err)
-	return min(time.Duration(seconds)*time.Second, longestDelay)
+	return min(time.Duration(seconds)*time.Second, h.interval())
 }
 
 // alive tells that Run goes on, and will after a wait and one try: that is up to

@@ -168,9 +168,10 @@ func TestRetryUpdateLease(t *testing.T) {
 	}
 }
 
-// No request of any kind before the time that the API server asks for.
+// No request of any kind before the time that the API server asks for, as long as
+// that is no longer than the time between two renewals.
 func TestRetryAfter(t *testing.T) {
-	const asked = 30
+	const asked = 9
 	for name, verb := range map[string]string{"update": "PUT", "read": "GET", "create": "POST"} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -195,6 +196,31 @@ func TestRetryAfter(t *testing.T) {
 					}
 					if met != 2 || h.State().Result != ResultSuccess {
 						t.Errorf("%d answers, result %q; want 2, %q", met, h.State().Result, ResultSuccess)
+					}
+				})
+			})
+		})
+	}
+}
+
+// Whatever an answer asks for, a Lease that is as good as new does not run out, and
+// one that is not there is created before it would have.
+func TestRetryAfterOutlastsLease(t *testing.T) {
+	for name, verb := range map[string]string{"update": "PUT", "read": "GET", "create": "POST"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := newFakeAPI()
+				if verb != "POST" {
+					api.existing(0)
+				}
+				tooMany := apierrors.NewTooManyRequests("slow down", 300)
+				api.fail = failing(verb, tooMany, tooMany)
+				config := api.config()
+				run(t, config, func(h *Heartbeater) {
+					time.Sleep(config.Duration - time.Nanosecond)
+					synctest.Wait()
+					if h.State().Renewed.IsZero() {
+						t.Errorf("not renewed within %v; calls %q", config.Duration, verbs(api.take()))
 					}
 				})
 			})

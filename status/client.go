@@ -65,9 +65,9 @@ func answerOf(ctx context.Context, request *rest.Request, name string) (*v1.Node
 	return &node, nil
 }
 
-// longestDelay bounds what asked returns, lest one wrong answer silences a node
-// for good.
-const longestDelay = 5 * time.Minute
+// longestDelay bounds what asked returns, lest one wrong answer silences a node: it
+// is the longest that anything here waits of its own accord before it tries again.
+const longestDelay = time.Minute
 
 // asked is how long the API server wants to be left alone (Retry-After), by its
 // answer; 0 if it does not say.

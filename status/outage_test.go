@@ -98,13 +98,13 @@ func TestRetryAfter(t *testing.T) {
 	}
 }
 
-// The same at registration, and for what is wrong: five minutes are the most.
+// The same at registration, and for what is wrong: a minute is the most.
 func TestRetryAfterAtRegistration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)
 		s.api.refuse("POST", apierrors.NewTooManyRequests("slow down", 1e6))
 		s.play(s.config(), func() {
-			s.sleep(5 * time.Minute)
+			s.sleep(time.Minute)
 			s.api.took(t, "start", "POST")
 			s.api.refuse("", nil)
 			s.sleep(time.Second)

@@ -86,7 +86,6 @@ func TestRetryAfter(t *testing.T) {
 	}{
 		"create node":  {"POST", nodesPath, "node status is not posted", []string{nodesPath + "/*"}},
 		"patch status": {"PATCH", nodesPath + "/*/status", "node status is not posted", []string{nodesPath + "/*", nodesPath + "/*/status"}},
-		"renew lease":  {"PUT", leasesPath + "/*", "failed to renew the lease", []string{leasesPath, leasesPath + "/*"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -123,5 +122,29 @@ func TestRetryAfter(t *testing.T) {
 			}
 			checkOnce(t, a)
 		})
+	}
+}
+
+// For longer than the Lease lasts, it is not: that would cost the node its pods.
+func TestRetryAfterOutlastsLease(t *testing.T) {
+	t.Parallel()
+	const lasts = 8 * time.Second
+	cp := controlplane.StartForTest(t)
+	n := newNode(t, cp, agent.Config{"nodeLeaseDurationSeconds": int(lasts / time.Second)})
+	user, groups := controlplane.NodeUser(n.name)
+	proxy := fault.StartForTest(t, cp, user, groups...)
+	n.spec.Kubeconfig = proxy.Kubeconfig()
+	a := n.startReady()
+	proxy.Inject(fault.Rule{Methods: []string{"PUT"}, Path: leasesPath + "/*", Count: 1, Fault: fault.TooManyRequests(10 * lasts)})
+	waitComplaint(t, a, "failed to renew the lease", "too many requests")
+	failed := time.Now()
+	n.waitRenewed(failed)
+	lease, err := n.lease()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The failed try came a quarter of the time after the latest renewal.
+	if late := lease.Spec.RenewTime.Sub(failed); late > lasts/2 {
+		t.Errorf("renewed %s after the answer, want %s", late, lasts/4)
 	}
 }
