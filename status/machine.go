@@ -80,6 +80,9 @@ func (r *Resources) pods(cpus int64) (pods int64, ok bool) {
 
 // setAllocatable sets allocatable to capacity less the reservation, not below
 // zero. Huge pages are taken out of memory: nobody else can use what they hold.
+// Of a resource with a domain its owner knows how much is usable, and may have
+// withheld a broken device: less than capacity stays as it is. One without
+// allocatable was advertised by a patch of its capacity alone.
 func setAllocatable(status *v1.NodeStatus, reservation v1.ResourceList) {
 	if status.Allocatable == nil {
 		status.Allocatable = v1.ResourceList{}
@@ -93,6 +96,9 @@ func setAllocatable(status *v1.NodeStatus, reservation v1.ResourceList) {
 		value := q.DeepCopy()
 		if reserved, ok := reservation[name]; ok {
 			subtract(&value, reserved)
+		}
+		if usable, ok := status.Allocatable[name]; ok && foreign(name) && usable.Cmp(value) < 0 {
+			continue
 		}
 		status.Allocatable[name] = value
 	}
@@ -114,6 +120,10 @@ func subtract(a *resource.Quantity, b resource.Quantity) {
 		a.Set(0)
 	}
 }
+
+// foreign reports whether a resource is set by somebody else: what is computed here
+// has no domain in its name.
+func foreign(name v1.ResourceName) bool { return strings.Contains(string(name), "/") }
 
 // isExtendedResource follows the kubelet: a name with a domain that is not
 // Kubernetes' own.

@@ -236,15 +236,16 @@ func (c *contested) PatchStatus(ctx context.Context, name string, patch []byte) 
 }
 
 // foreignOf is everything of a Node that nodeprobe does not write in this test, as
-// text. Allocatable is its own, and follows from the capacity.
+// text.
 func foreignOf(node *corev1.Node) []string {
 	node = node.DeepCopy()
 	node.ResourceVersion, node.ManagedFields = "", nil
 	s := &node.Status
 	for _, name := range []corev1.ResourceName{corev1.ResourceCPU, corev1.ResourceMemory, corev1.ResourceEphemeralStorage, corev1.ResourcePods} {
 		delete(s.Capacity, name)
+		delete(s.Allocatable, name)
 	}
-	s.Allocatable, s.NodeInfo = nil, corev1.NodeSystemInfo{}
+	s.NodeInfo = corev1.NodeSystemInfo{}
 	s.Conditions = slices.DeleteFunc(s.Conditions, func(c corev1.NodeCondition) bool { return slices.Contains(builtIn, c.Type) })
 	// Conditions are found by their type. A patch in the kubelet's form brings them
 	// into an order.
@@ -292,8 +293,11 @@ func (c *contested) write(i int) *corev1.Node {
 		return c.foreignPatch(map[string]any{"spec": map[string]any{
 			"unschedulable": i%2 == 0, "taints": []corev1.Taint{{Key: "example.com/taint", Value: fmt.Sprint(i), Effect: corev1.TaintEffectNoExecute}},
 		}})
-	case 6:
-		return c.foreignPatch(map[string]any{"status": map[string]any{"capacity": map[string]any{"example.com/dongle": fmt.Sprint(i)}}}, "status")
+	case 6: // one of them is broken
+		return c.foreignPatch(map[string]any{"status": map[string]any{
+			"capacity":    map[string]any{"example.com/dongle": fmt.Sprint(i + 1)},
+			"allocatable": map[string]any{"example.com/dongle": fmt.Sprint(i)},
+		}}, "status")
 	case 7:
 		return c.rewrite(func(s *corev1.NodeStatus) {
 			s.VolumesAttached = []corev1.AttachedVolume{{Name: corev1.UniqueVolumeName(fmt.Sprint("example.com/", i))}}
@@ -333,7 +337,7 @@ func checkOurs(n *node, facts *status.Facts) error {
 	}
 	memory := resource.NewQuantity(facts.Snapshot.Capacity.Memory-4<<20, resource.BinarySI) // less the foreign huge pages
 	for name, want := range map[corev1.ResourceName]resource.Quantity{
-		"example.com/dongle": got.Status.Capacity["example.com/dongle"], "hugepages-2Mi": resource.MustParse("4Mi"), corev1.ResourceMemory: *memory,
+		"example.com/milli": got.Status.Capacity["example.com/milli"], "hugepages-2Mi": resource.MustParse("4Mi"), corev1.ResourceMemory: *memory,
 	} {
 		if has := got.Status.Allocatable[name]; has.Cmp(want) != 0 {
 			return fmt.Errorf("allocatable %s is %s, want %s", name, has.String(), want.String())

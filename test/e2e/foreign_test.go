@@ -18,6 +18,7 @@ import (
 
 const (
 	foreignKey       = "example.com/foreign"
+	foreignDevice    = "example.com/device" // four of them, one of which is broken
 	foreignCondition = "ExampleProblem"
 )
 
@@ -33,7 +34,8 @@ func (n *node) addForeign() {
 	})
 	now := metav1.Now()
 	n.patchStatus(map[string]any{
-		"capacity": map[string]string{foreignKey: "3"},
+		"capacity":    map[string]string{foreignKey: "3", foreignDevice: "4"},
+		"allocatable": map[string]string{foreignDevice: "3"},
 		"conditions": []corev1.NodeCondition{{
 			Type: foreignCondition, Status: corev1.ConditionTrue, Reason: "Example", Message: "for example",
 			LastHeartbeatTime: now, LastTransitionTime: now,
@@ -47,11 +49,13 @@ func (n *node) wantForeign() {
 	got := n.mustGet()
 	condition := nodewatch.Condition(got, foreignCondition)
 	capacity := got.Status.Capacity[foreignKey]
+	devices, usable := got.Status.Capacity[foreignDevice], got.Status.Allocatable[foreignDevice]
 	if got.Labels[foreignKey] != "label" || got.Annotations[foreignKey] != "annotation" ||
 		!hasTaint(got, corev1.Taint{Key: foreignKey, Value: "taint", Effect: corev1.TaintEffectNoExecute}) ||
-		condition.Status != corev1.ConditionTrue || condition.Message != "for example" || capacity.Cmp(resource.MustParse("3")) != 0 {
-		n.t.Errorf("something foreign was lost: labels %v, annotations %v, taints %+v, condition %+v, capacity %v",
-			got.Labels, got.Annotations, got.Spec.Taints, condition, got.Status.Capacity)
+		condition.Status != corev1.ConditionTrue || condition.Message != "for example" || capacity.Cmp(resource.MustParse("3")) != 0 ||
+		devices.Cmp(resource.MustParse("4")) != 0 || usable.Cmp(resource.MustParse("3")) != 0 {
+		n.t.Errorf("something foreign was lost: labels %v, annotations %v, taints %+v, condition %+v, capacity %v, allocatable %v",
+			got.Labels, got.Annotations, got.Spec.Taints, condition, got.Status.Capacity, got.Status.Allocatable)
 	}
 }
 
