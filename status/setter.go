@@ -24,6 +24,11 @@ import (
 // Setter changes the part of a Node that it knows about. It may leave the Node
 // partly changed where it returns an error; the setters that follow run all
 // the same.
+//
+// A user's setter gets a Node of its own, with labels and annotations that are not
+// nil, and may change all of its status, its labels and its annotations, at each
+// pass. An extended resource needs both capacity and allocatable. The spec is
+// written when the Node is created, and never after.
 type Setter func(ctx context.Context, node *v1.Node) error
 
 // Facts is what one pass of the pipeline works from: values, with nothing live
@@ -67,7 +72,24 @@ func setters(cfg *Config, facts *Facts, now time.Time) []Setter {
 		pipeline = append(pipeline, pressureCondition(&facts.Verdicts[i], now))
 	}
 	pipeline = append(pipeline, readyCondition(cfg.Resources.LocalStorageCapacityIsolation, facts, now), volumesInUse(facts))
+	if len(cfg.Setters) > 0 {
+		pipeline = append(pipeline, detach)
+	}
 	return append(pipeline, cfg.Setters...)
+}
+
+// detach gives the users' setters a Node that shares nothing with the facts and the
+// configuration, which outlive the pass. Without such setters nobody changes in
+// place what was set, and there is no need for a copy.
+func detach(_ context.Context, node *v1.Node) error {
+	*node = *node.DeepCopy()
+	if node.Labels == nil {
+		node.Labels = map[string]string{}
+	}
+	if node.Annotations == nil {
+		node.Annotations = map[string]string{}
+	}
+	return nil
 }
 
 // apply runs the pipeline over node. An error of one setter does not keep the
