@@ -2,6 +2,7 @@ package status
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
@@ -18,6 +19,19 @@ func statusChanged(old, next *v1.NodeStatus) bool {
 	a, b := *old, *next
 	a.Conditions, b.Conditions = nil, nil
 	return !apiequality.Semantic.DeepEqual(a, b)
+}
+
+// unwritten returns an error if next differs from old in what Patch leaves out.
+func unwritten(old, next *v1.Node) error {
+	meta := next.ObjectMeta
+	meta.Labels, meta.Annotations = old.Labels, old.Annotations
+	switch {
+	case !apiequality.Semantic.DeepEqual(old.Spec, next.Spec):
+		return errors.New("a setter changes spec, which is written when the Node is created and never after")
+	case !apiequality.Semantic.DeepEqual(old.ObjectMeta, meta):
+		return errors.New("a setter changes metadata other than labels and annotations, which is not written")
+	}
+	return nil
 }
 
 func conditionsChanged(old, next []v1.NodeCondition) bool {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"time"
 
@@ -176,10 +177,15 @@ func (u *Updater) draft(ctx context.Context, old *v1.Node, facts *Facts, now tim
 		return draft{}
 	}
 	next := old.DeepCopy()
-	labels := requireLabels(next)
+	requireLabels(next)
 	failed := apply(ctx, next, setters(&u.cfg, facts, now))
+	changed := statusChanged(&old.Status, &next.Status) || !maps.Equal(old.Labels, next.Labels)
+	if len(u.cfg.Setters) > 0 {
+		failed = errors.Join(failed, unwritten(old, next))
+		// The built-in setters' own annotation may wait, as with a kubelet.
+		changed = changed || !maps.Equal(old.Annotations, next.Annotations)
+	}
 	u.noteSetters(failed)
-	changed := statusChanged(&old.Status, &next.Status) || labels
 	if !changed && failed == nil { // or else it is to be tried again
 		u.idle = idle{from, now}
 	}
