@@ -2,6 +2,7 @@ package status
 
 import (
 	"runtime"
+	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -27,6 +28,8 @@ var reconciledLabels = []string{
 func reconcile(existing, initial *v1.Node, facts *Facts) bool {
 	changed := reconcileAnnotation(existing, initial, attachDetachAnnotation)
 	changed = reconcileLabels(existing, initial) || changed
+	changed = reconcileResources(existing, initial) || changed
+	changed = reconcileFeatures(existing, initial) || changed
 	if facts.Snapshot.Errors[probe.SourceHugePages] != nil {
 		return changed // a size that could not be read is not a size that is gone
 	}
@@ -75,6 +78,36 @@ func requireLabels(node *v1.Node) bool {
 	return reconcileLabels(node, &v1.Node{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{
 		v1.LabelOSStable: runtime.GOOS, v1.LabelArchStable: runtime.GOARCH,
 	}}})
+}
+
+// reconcileResources gives a Node that says nothing of its resources all of them.
+// Where it says something of them, the rest follows with the first status.
+func reconcileResources(existing, initial *v1.Node) bool {
+	changed := false
+	for _, list := range []struct {
+		existing *v1.ResourceList
+		initial  v1.ResourceList
+	}{
+		{&existing.Status.Capacity, initial.Status.Capacity},
+		{&existing.Status.Allocatable, initial.Status.Allocatable},
+	} {
+		if len(*list.existing) == 0 && len(list.initial) > 0 {
+			*list.existing = list.initial.DeepCopy()
+			changed = true
+		}
+	}
+	return changed
+}
+
+// reconcileFeatures takes away what a kubelet has declared that ran this node
+// before: schedulers would send pods here for the sake of features that nobody
+// provides any more. A user's setter may declare others.
+func reconcileFeatures(existing, initial *v1.Node) bool {
+	if slices.Equal(existing.Status.DeclaredFeatures, initial.Status.DeclaredFeatures) {
+		return false
+	}
+	existing.Status.DeclaredFeatures = slices.Clone(initial.Status.DeclaredFeatures)
+	return true
 }
 
 // reconcileHugePages makes the page sizes on the Node those of the machine.

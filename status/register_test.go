@@ -1,6 +1,7 @@
 package status
 
 import (
+	"context"
 	"errors"
 	"runtime"
 	"testing"
@@ -176,6 +177,61 @@ func checkRegistered(t *testing.T, n *v1.Node, existed, register bool) {
 	diff(t, "default label", instance, n.Labels[v1.LabelInstanceTypeStable])
 	if condition(n, v1.NodeReady) == nil || n.Labels[v1.LabelOSStable] != runtime.GOOS {
 		t.Errorf("status was not posted: %v", n)
+	}
+}
+
+// What a kubelet finds missing on a Node that is there already it adds with the
+// patch that registers the Node.
+func TestRegisterPatch(t *testing.T) {
+	const (
+		capacity = `{"cpu":"4","ephemeral-storage":"129900528Ki","hugepages-1Gi":"0","hugepages-2Mi":"0","memory":"16384256Ki","pods":"110"}`
+		pages    = `{"hugepages-1Gi":"0","hugepages-2Mi":"0"}`
+	)
+	declares := func(features ...string) func(*v1.Node) {
+		return func(n *v1.Node) { adopted(n); n.Status.DeclaredFeatures = features }
+	}
+	for _, test := range []struct {
+		name   string
+		exists func(*v1.Node)
+		set    func(*v1.Node) // by a user's setter
+		want   string
+	}{
+		{name: "nothing of resources", exists: func(n *v1.Node) { adopted(n); n.Status = v1.NodeStatus{} }, want: `{"status":{"allocatable":` + capacity + `,"capacity":` + capacity + `}}`},
+		{name: "no allocatable", exists: func(n *v1.Node) { adopted(n); n.Status.Allocatable = nil }, want: `{"status":{"allocatable":` + capacity + `}}`},
+		{name: "no capacity", exists: func(n *v1.Node) { adopted(n); n.Status.Capacity = nil }, want: `{"status":{"capacity":` + capacity + `}}`},
+		{
+			name: "something of resources", want: `{"status":{"allocatable":` + pages + `,"capacity":` + pages + `}}`,
+			exists: func(n *v1.Node) {
+				adopted(n)
+				n.Status.Capacity = resources(map[string]string{"example.com/device": "4"})
+				n.Status.Allocatable = resources(map[string]string{"example.com/device": "3"})
+			},
+		},
+		{name: "features that nobody declares any more", exists: declares("A", "B"), want: `{"status":{"declaredFeatures":null}}`},
+		{
+			name: "features that a user's setter declares", exists: declares("A", "B"), want: `{"status":{"declaredFeatures":["B"]}}`,
+			set: func(n *v1.Node) { n.Status.DeclaredFeatures = []string{"B"} },
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newScene(t)
+				s.api.put(test.exists)
+				cfg := s.config()
+				cfg.Registration.Labels = map[string]string{v1.LabelInstanceTypeStable: "m1"} // as adopted has it
+				if test.set != nil {
+					cfg.Setters = []Setter{func(_ context.Context, n *v1.Node) error { test.set(n); return nil }}
+				}
+				s.play(cfg, func() {
+					s.sleep(time.Second)
+					calls := s.api.take()
+					if got := verbs(calls); got != "POST GET ADOPT PATCH PATCH" {
+						t.Fatalf("calls %q", got)
+					}
+					diff(t, "patch", test.want, calls[3].body)
+				})
+			})
+		})
 	}
 }
 

@@ -206,6 +206,9 @@ func (b *beside) checkSilent(a *agent.Agent) {
 func (b *beside) checkTakesOver() *agent.Agent {
 	b.t.Helper()
 	before := b.mustGet()
+	if len(before.Status.DeclaredFeatures) == 0 {
+		b.t.Error("the kubelet has declared no features")
+	}
 	began := time.Now()
 	a := b.startReady()
 	if r := waitLogged(b.t, a, "node is registered", 0); !strings.Contains(r.Line, `"how":"adopted"`) {
@@ -216,6 +219,9 @@ func (b *beside) checkTakesOver() *agent.Agent {
 		b.t.Error("the node was registered anew")
 	}
 	checkConditions(b.t, got)
+	if len(got.Status.DeclaredFeatures) > 0 {
+		b.t.Errorf("the node still declares the kubelet's features: %v", got.Status.DeclaredFeatures)
+	}
 	if got.Status.NodeInfo.KubeletVersion == "v1.36.3" {
 		b.t.Error("the node still has the kubelet's version")
 	}

@@ -45,6 +45,48 @@ func TestRegisters(t *testing.T) {
 	t.Run("metrics", func(t *testing.T) { checkMetrics(t, a) })
 }
 
+// A Node that is there with nothing in its status has all of capacity and
+// allocatable after the first patch, and declares no features of who ran it before.
+func TestRegistersOnExisting(t *testing.T) {
+	t.Parallel()
+	cp := controlplane.StartForTest(t)
+	n := newNode(t, cp, nil)
+	user, groups := controlplane.NodeUser(n.name)
+	proxy := fault.StartForTest(t, cp, user, groups...)
+	n.spec.Kubeconfig = proxy.Kubeconfig()
+	if _, err := n.client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	n.patchStatus(map[string]any{"declaredFeatures": []string{"ExtendWebSocketsToKubelet", "InPlacePodVerticalScalingInitContainers"}})
+	if got := n.mustGet().Status; len(got.DeclaredFeatures) != 2 || len(got.Capacity) > 0 || len(got.Allocatable) > 0 {
+		t.Fatalf("the status to begin with: %+v", got)
+	}
+	n.startReady()
+
+	var first struct{ Status map[string]json.RawMessage }
+	for _, r := range proxy.Requests() {
+		if r.Method == "PATCH" && r.Path == nodesPath+"/"+n.name+"/status" {
+			if err := json.Unmarshal(r.Body, &first); err != nil {
+				t.Fatal(err)
+			}
+			break
+		}
+	}
+	if got := string(first.Status["declaredFeatures"]); got != "null" {
+		t.Errorf("declared features in the first patch: %q, want null", got)
+	}
+	want := n.snapshot().Status
+	for field, want := range map[string]corev1.ResourceList{"capacity": want.Capacity, "allocatable": want.Allocatable} {
+		var got corev1.ResourceList
+		if err := json.Unmarshal(first.Status[field], &got); err != nil || !apiequality.Semantic.DeepEqual(got, want) {
+			t.Errorf("%s in the first patch: %s (%v), want %v", field, first.Status[field], err, want)
+		}
+	}
+	if got := n.mustGet().Status.DeclaredFeatures; len(got) > 0 {
+		t.Errorf("the node still declares %v", got)
+	}
+}
+
 // snapshot returns the Node that "nodeprobe snapshot" would post from the same
 // machine with the same configuration.
 func (n *node) snapshot() *corev1.Node {
