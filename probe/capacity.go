@@ -18,8 +18,9 @@ import (
 // readCPUs counts the CPUs that are online (/sys/devices/system/cpu/online). The
 // kubelet skips a CPU without topology files, which some ARM kernels do not
 // have; this does not.
-func readCPUs(procfsRoot, sysfsRoot string) (int64, error) {
+func readCPUs(procfsRoot, sysfsRoot string, at func(path string)) (int64, error) {
 	online := filepath.Join(sysfsRoot, "devices/system/cpu/online")
+	at(online)
 	b, err := os.ReadFile(online)
 	if err == nil {
 		line, _, whole := nextLine(b)
@@ -37,6 +38,7 @@ func readCPUs(procfsRoot, sysfsRoot string) (int64, error) {
 	}
 	// A kernel without CPU hot-plug support need not have the file.
 	cpuinfo := filepath.Join(procfsRoot, "cpuinfo")
+	at(cpuinfo)
 	proc, err := procfs.NewFS(procfsRoot)
 	if err != nil {
 		return 0, readError(cpuinfo, err)
@@ -78,49 +80,63 @@ func countList(list string) (int64, error) {
 }
 
 // readHugePages reads the persistent pool of every page size that the machine
-// supports, in ascending order. A kernel without huge pages has none. What could
-// not be read keeps the value it had.
-func (c *Capacity) readHugePages(sysfs string) error {
+// supports. A kernel without huge pages has none. With an error, those that could not
+// be read have a Total of -1.
+func readHugePages(sysfs string, at func(path string)) ([]HugePages, error) {
 	dir := filepath.Join(sysfs, "kernel/mm/hugepages")
+	at(dir)
 	entries, err := os.ReadDir(dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("read huge pages: %w", err)
+		return nil, fmt.Errorf("read huge pages: %w", err)
 	}
 	if len(entries) > MaxHugePageSizes {
-		return fmt.Errorf("read huge pages: %d page sizes in %s, more than %d", len(entries), dir, MaxHugePageSizes)
+		return nil, fmt.Errorf("read huge pages: %d page sizes in %s, more than %d", len(entries), dir, MaxHugePageSizes)
 	}
-	var pools []HugePages
+	pools := make([]HugePages, 0, len(entries))
 	var errs []error
-	known := c.HugePages[:c.NumHugePages]
 	for _, e := range entries {
-		pool, err := readHugePagePool(dir, e.Name())
+		pool, err := readHugePagePool(dir, e.Name(), at)
 		if err != nil {
 			errs = append(errs, err)
-			i := slices.IndexFunc(known, func(p HugePages) bool { return p.PageSize == pool.PageSize })
+		}
+		if pool.PageSize > 0 {
+			pools = append(pools, pool)
+		}
+	}
+	return pools, errors.Join(errs...)
+}
+
+// setHugePages takes over what readHugePages found, in ascending order. What could
+// not be read keeps the value it had.
+func (c *Capacity) setHugePages(found []HugePages) {
+	known := c.HugePages
+	c.HugePages, c.NumHugePages = [MaxHugePageSizes]HugePages{}, 0
+	for _, pool := range found {
+		if pool.Total < 0 {
+			i := slices.IndexFunc(known[:], func(p HugePages) bool { return p.PageSize == pool.PageSize })
 			if i < 0 {
 				continue
 			}
 			pool = known[i]
 		}
-		pools = append(pools, pool)
+		c.HugePages[c.NumHugePages] = pool
+		c.NumHugePages++
 	}
-	slices.SortFunc(pools, func(a, b HugePages) int { return cmp.Compare(a.PageSize, b.PageSize) })
-	c.HugePages = [MaxHugePageSizes]HugePages{}
-	c.NumHugePages = copy(c.HugePages[:], pools)
-	return errors.Join(errs...)
+	slices.SortFunc(c.HugePages[:c.NumHugePages], func(a, b HugePages) int { return cmp.Compare(a.PageSize, b.PageSize) })
 }
 
 // readHugePagePool reads the pool in the directory of that name, such as
-// hugepages-2048kB. With an error, PageSize may be set nevertheless.
-func readHugePagePool(dir, name string) (HugePages, error) {
+// hugepages-2048kB. With an error, its Total is -1, and PageSize may be set nevertheless.
+func readHugePagePool(dir, name string, at func(path string)) (HugePages, error) {
 	kib, found := strings.CutPrefix(name, "hugepages-")
 	kib, ok := strings.CutSuffix(kib, "kB")
 	size, err := strconv.ParseUint(kib, 10, 40)
 	if !found || !ok || err != nil || size == 0 {
 		return HugePages{}, fmt.Errorf("read huge pages: unexpected name %q in %s", name, dir)
 	}
-	pool := HugePages{PageSize: int64(size) * 1024}
+	pool := HugePages{PageSize: int64(size) * 1024, Total: -1}
 	path := filepath.Join(dir, name, "nr_hugepages")
+	at(path)
 	b, err := os.ReadFile(path)
 	if err != nil {
 		return pool, fmt.Errorf("read huge pages: %w", err)

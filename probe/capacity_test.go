@@ -53,7 +53,7 @@ func TestReadCPUs(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			n := test.machine.boot(t)
-			got, err := readCPUs(n.path("proc"), n.path("sys"))
+			got, err := readCPUs(n.path("proc"), n.path("sys"), func(string) {})
 			if test.says == "" {
 				if got != test.want || err != nil {
 					t.Errorf("%d, %v; want %d", got, err, test.want)
@@ -63,6 +63,15 @@ func TestReadCPUs(t *testing.T) {
 			}
 		})
 	}
+}
+
+// takeHugePages reads the pools as a sample does.
+func takeHugePages(c *Capacity, sysfs string) error {
+	pools, err := readHugePages(sysfs, func(string) {})
+	if pools != nil {
+		c.setHugePages(pools)
+	}
+	return err
 }
 
 const hugepages = "sys/kernel/mm/hugepages/"
@@ -103,7 +112,7 @@ func TestReadHugePages(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var c Capacity
-			checkError(t, c.readHugePages(test.machine.boot(t).path("sys")), test.err)
+			checkError(t, takeHugePages(&c, test.machine.boot(t).path("sys")), test.err)
 			if d := cmp.Diff(test.want, pools(t, c)); d != "" {
 				t.Errorf("(-want +got):\n%s", d)
 			}
@@ -114,7 +123,7 @@ func TestReadHugePages(t *testing.T) {
 func TestReadHugePagesNames(t *testing.T) {
 	for _, name := range []string{"hugepages-kB", "hugepages-0kB", "hugepages--1kB", "hugepages-2048", "2048kB", "hugepages-2048kB.bak", "hugepages-99999999999999kB"} {
 		var c Capacity
-		err := c.readHugePages(machine{hugepages + name + "/nr_hugepages": "1\n"}.boot(t).path("sys"))
+		err := takeHugePages(&c, machine{hugepages + name + "/nr_hugepages": "1\n"}.boot(t).path("sys"))
 		if err == nil || !strings.Contains(err.Error(), name) || c.NumHugePages != 0 {
 			t.Errorf("%s: %d pools, %v", name, c.NumHugePages, err)
 		}
@@ -124,7 +133,7 @@ func TestReadHugePagesNames(t *testing.T) {
 		many[fmt.Sprintf("%shugepages-%dkB/nr_hugepages", hugepages, 4<<i)] = "1\n"
 	}
 	var c Capacity
-	if err := c.readHugePages(many.boot(t).path("sys")); err == nil || c.NumHugePages != 0 {
+	if err := takeHugePages(&c, many.boot(t).path("sys")); err == nil || c.NumHugePages != 0 {
 		t.Errorf("%d pools, %v", c.NumHugePages, err)
 	}
 }
@@ -135,12 +144,12 @@ func TestReadHugePagesKeepsWhatItKnows(t *testing.T) {
 	const path = hugepages + "hugepages-2048kB/nr_hugepages"
 	n := machine{path: "512\n", hugepages + "hugepages-64kB/nr_hugepages": "1\n"}.boot(t)
 	var c Capacity
-	if err := c.readHugePages(n.path("sys")); err != nil {
+	if err := takeHugePages(&c, n.path("sys")); err != nil {
 		t.Fatal(err)
 	}
 	n.write(t, path, "garbage\n")
 	n.write(t, hugepages+"hugepages-64kB/nr_hugepages", "2\n")
-	checkError(t, c.readHugePages(n.path("sys")), errNumber)
+	checkError(t, takeHugePages(&c, n.path("sys")), errNumber)
 	want := []HugePages{{64 << 10, 2}, {2 << 20, 512}}
 	if d := cmp.Diff(want, pools(t, c)); d != "" {
 		t.Errorf("one pool is broken (-want +got):\n%s", d)
@@ -148,7 +157,7 @@ func TestReadHugePagesKeepsWhatItKnows(t *testing.T) {
 
 	n.remove(t, "sys/kernel/mm/hugepages")
 	n.write(t, "sys/kernel/mm/hugepages", "not a directory")
-	if err := c.readHugePages(n.path("sys")); err == nil || errors.Is(err, os.ErrNotExist) {
+	if err := takeHugePages(&c, n.path("sys")); err == nil || errors.Is(err, os.ErrNotExist) {
 		t.Errorf("error %v", err)
 	}
 	if d := cmp.Diff(want, pools(t, c)); d != "" {

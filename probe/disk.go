@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -13,14 +14,13 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nodeprobe/nodeprobe/probe/deadline"
 )
 
-// filesystem watches the filesystem that holds one directory by statfs(2). A
-// statfs may hang for ever (a dead NFS server, a stopped FUSE daemon), so each
-// filesystem has a worker goroutine of its own that makes the call, and a
-// sample waits for it only so long. A worker that hangs is left alone until its
-// call returns: there is never more than one per filesystem, and the samples
-// that follow do not wait for it again.
+// filesystem watches the filesystem that holds one directory by statfs(2), which may
+// hang for ever (a dead NFS server, a stopped FUSE daemon): so each filesystem has a
+// worker of its own.
 type filesystem struct {
 	rootfs string
 	// dirs are directories of the node, tried in order: the first that exists
@@ -28,11 +28,16 @@ type filesystem struct {
 	dirs []string
 	call func(path []byte, st *unix.Statfs_t) error // path ends in NUL
 
-	ask    chan struct{}
-	answer chan statfsAnswer
-	asked  time.Time // when the worker was asked; zero while it is free
+	what   string
+	ask    func() statfsAnswer
+	worker deadline.Worker[statfsAnswer]
 	got    statfsAnswer
 	mount  Mount // zero while it is not known
+
+	// Owned by the call under way.
+	candidates []statfsPath
+	resolved   time.Time
+	answer     statfsAnswer // kept, as its address goes where it would be allocated each time
 }
 
 type statfsAnswer struct {
@@ -46,51 +51,35 @@ type statfsAnswer struct {
 const defaultStatfsTimeout = 2 * time.Second
 
 func newFilesystem(rootfs string, dirs []string) *filesystem {
-	return &filesystem{rootfs: rootfs, dirs: dirs, call: statfs}
+	f := &filesystem{rootfs: rootfs, dirs: dirs, call: statfs, what: "statfs " + filepath.Join(rootfs, dirs[0])}
+	f.ask = f.statfs
+	return f
 }
 
-// start asks the worker for an answer, unless it still owes one.
-func (f *filesystem) start(now time.Time) {
-	if f.ask == nil {
-		f.ask, f.answer = make(chan struct{}, 1), make(chan statfsAnswer, 1)
-		go statfsWorker(f.rootfs, f.dirs, f.call, f.ask, f.answer)
-	}
-	if !f.asked.IsZero() {
-		select {
-		case <-f.answer: // late, and by now stale
-		default:
-			return
-		}
-	}
-	f.asked = now
-	f.ask <- struct{}{}
-}
+// start asks for an answer, unless one is still owed.
+func (f *filesystem) start(now time.Time) { f.worker.Start(now, f.what, f.ask) }
 
-// statfsWorker answers until ask is closed. Symbolic links are followed once a
-// minute and after an error, and here, as that may hang too.
-func statfsWorker(rootfs string, dirs []string, call func([]byte, *unix.Statfs_t) error, ask <-chan struct{}, answer chan<- statfsAnswer) {
-	var candidates []statfsPath
-	var resolved time.Time
-	var a statfsAnswer // kept, as its address goes where it would be allocated each time
-	for range ask {
-		if resolved.IsZero() || time.Since(resolved) >= machineInterval {
-			candidates, resolved = statfsPaths(rootfs, dirs), time.Now()
-		}
-		for i := range candidates {
-			c := &candidates[i]
-			a.path, a.resolved, a.err = c.path, c.resolved, c.err
-			if c.err == nil {
-				a.err = call(c.terminated, &a.st)
-			}
-			if !errors.Is(a.err, fs.ErrNotExist) {
-				break
-			}
-		}
-		if a.err != nil {
-			resolved = time.Time{}
-		}
-		answer <- a
+// statfs is the call that may hang. Symbolic links are followed once a minute and
+// after an error, and here, as that may hang too.
+func (f *filesystem) statfs() statfsAnswer {
+	if f.resolved.IsZero() || time.Since(f.resolved) >= machineInterval {
+		f.candidates, f.resolved = statfsPaths(f.rootfs, f.dirs), time.Now()
 	}
+	a := &f.answer
+	for i := range f.candidates {
+		c := &f.candidates[i]
+		a.path, a.resolved, a.err = c.path, c.resolved, c.err
+		if c.err == nil {
+			a.err = f.call(c.terminated, &a.st)
+		}
+		if !errors.Is(a.err, fs.ErrNotExist) {
+			break
+		}
+	}
+	if a.err != nil {
+		f.resolved = time.Time{}
+	}
+	return *a
 }
 
 // statfsPath is one of the paths to try.
@@ -139,41 +128,17 @@ func isEmpty(dir string) bool {
 	return errors.Is(err, io.EOF)
 }
 
-// finish waits for the answer until the deadline. A worker that was asked in an
-// earlier sample is not waited for.
-func (f *filesystem) finish(now time.Time, timer *time.Timer, deadline time.Time) {
-	var a statfsAnswer
-	select {
-	case a = <-f.answer:
-	default:
-		if f.asked.Before(now) {
-			f.got.err = f.hung()
-			return
-		}
-		timer.Reset(time.Until(deadline))
-		select {
-		case a = <-f.answer:
-		case <-timer.C:
-			select {
-			case a = <-f.answer: // it was us who were late
-			default:
-				f.got.err = f.hung()
-				return
-			}
-		}
+// finish waits for the answer until the deadline.
+func (f *filesystem) finish(now, deadline time.Time) {
+	a, err := f.worker.Await(now, deadline)
+	switch {
+	case err != nil:
+		f.got.err = err
+		return
+	case a.err != nil:
+		a.err = &fs.PathError{Op: "statfs", Path: a.path, Err: a.err}
 	}
-	f.asked, f.got = time.Time{}, a
-	if a.err != nil {
-		f.got.err = &fs.PathError{Op: "statfs", Path: a.path, Err: a.err}
-	}
-}
-
-var errHung = errors.New("no answer")
-
-// hung names the time of the question, not how long ago it was, so that the
-// message stays the same while nothing changes.
-func (f *filesystem) hung() error {
-	return fmt.Errorf("statfs %s: %w since %s", filepath.Join(f.rootfs, f.dirs[0]), errHung, f.asked.Format(time.TimeOnly))
+	f.got = a
 }
 
 // observations turns the answer into the space and inode signals.
@@ -239,21 +204,16 @@ func parseStatfs(st *unix.Statfs_t) (space, inodes Observation, err error) {
 	return space, inodes, nil
 }
 
-// close lets the worker end; one that hangs ends when its call returns. There
-// is no start after it.
-func (f *filesystem) close() {
-	if f.ask != nil {
-		close(f.ask)
-		f.ask = nil
-	}
-}
-
 // diskReader reads the filesystems that node conditions are about.
 type diskReader struct {
+	procfs  string
 	timeout time.Duration
-	timer   *time.Timer
 	nodefs  *filesystem
 	imagefs *filesystem
+
+	// The mount table has a worker, too: to write it, the kernel may have to read from
+	// the disks that it is about (btrfs looks up the names of its subvolumes).
+	mounts deadline.Worker[mountsAnswer]
 
 	imageDirectories []string // without what imagesAt was told
 	images           string   // what that was
@@ -261,31 +221,29 @@ type diskReader struct {
 
 // newDiskReader watches the filesystem that holds rootDirectory, and the one
 // that holds the first of imageDirectories that exists. All are directories of
-// the node, whose root is at rootfs.
-func newDiskReader(rootfs, rootDirectory string, imageDirectories []string, timeout time.Duration) *diskReader {
+// the node, whose root is at rootfs and whose /proc is at procfs.
+func newDiskReader(procfs, rootfs, rootDirectory string, imageDirectories []string, timeout time.Duration) *diskReader {
 	nodefs := ancestors(rootDirectory)
 	r := &diskReader{
+		procfs:  procfs,
 		timeout: timeout,
-		timer:   time.NewTimer(math.MaxInt64),
 		nodefs:  newFilesystem(rootfs, nodefs),
 
 		imageDirectories: slices.Concat(imageDirectories, nodefs),
 	}
 	r.imagefs = newFilesystem(rootfs, r.imageDirectories)
-	r.timer.Stop()
 	return r
 }
 
 // imagesAt makes dir the first of the image directories, in place of the one that
-// it was told before, and says whether that is another. A worker that hangs is left
-// behind: it ends when its call returns.
+// it was told before, and says whether that is another. A call that hangs is left
+// behind: its worker ends when it returns.
 func (r *diskReader) imagesAt(dir string) bool {
 	if dir == r.images {
 		return false
 	}
 	r.images = dir
 	call := r.imagefs.call
-	r.imagefs.close()
 	r.imagefs = newFilesystem(r.nodefs.rootfs, append([]string{dir}, r.imageDirectories...))
 	r.imagefs.call = call
 	return true
@@ -302,50 +260,66 @@ func ancestors(dir string) []string {
 	return dirs
 }
 
-// start sets the workers going; the answers are awaited after everything else
-// has been read.
+// mountsAnswer is how the filesystems are mounted, which it is about.
+type mountsAnswer struct {
+	of     [2]*filesystem
+	mounts [2]Mount
+	errs   [2]error
+}
+
+// findMounts looks up how the filesystems are mounted that answered last. One
+// that did not keeps what is known of it, as both do if the table has no answer.
+func (r *diskReader) findMounts(now time.Time) error {
+	all := [2]*filesystem{r.nodefs, r.imagefs}
+	var paths [2]string
+	for i, f := range all {
+		if f.got.err == nil {
+			paths[i] = filepath.Join("/", strings.TrimPrefix(f.got.resolved, filepath.Clean(f.rootfs)))
+		}
+	}
+	procfs, rootfs := r.procfs, r.nodefs.rootfs
+	r.mounts.Start(now, "read "+mountinfoPaths(procfs)[0], func() (a mountsAnswer) {
+		a.of = all
+		for i, path := range paths {
+			switch {
+			case path == "":
+				a.of[i] = nil
+			case i > 0 && path == paths[0]:
+				a.mounts[i], a.errs[i] = a.mounts[0], a.errs[0]
+			default:
+				a.mounts[i], a.errs[i] = FindMount(procfs, rootfs, path)
+			}
+		}
+		return a
+	})
+	a, err := r.mounts.Await(now, now.Add(r.timeout))
+	if err != nil {
+		return err
+	}
+	for i, f := range a.of {
+		if f != nil {
+			f.mount = a.mounts[i]
+			err = cmp.Or(err, a.errs[i])
+		}
+	}
+	return err
+}
+
+// start begins to ask; the answers are awaited after everything else has been read.
 func (r *diskReader) start(now time.Time) {
 	r.nodefs.start(now)
 	r.imagefs.start(now)
 }
 
-// findMounts looks up how the filesystems are mounted that answered last. One
-// that did not keeps what is known of it.
-func (r *diskReader) findMounts(procfs string) error {
-	for _, f := range []*filesystem{r.nodefs, r.imagefs} {
-		if f.got.err != nil {
-			continue
-		}
-		if n := r.nodefs; f != n && n.got.err == nil && f.got.resolved == n.got.resolved {
-			f.mount = n.mount
-			continue
-		}
-		path := filepath.Join("/", strings.TrimPrefix(f.got.resolved, filepath.Clean(f.rootfs)))
-		mount, err := FindMount(procfs, f.rootfs, path)
-		if err != nil {
-			f.mount = Mount{}
-			return err
-		}
-		f.mount = mount
-	}
-	return nil
-}
-
 // finish fills in the disk part of s; remount says whether to look up the mounts.
-func (r *diskReader) finish(s *Snapshot, procfs string, remount bool) {
+func (r *diskReader) finish(s *Snapshot, remount bool) {
 	deadline := s.Time.Add(r.timeout)
-	r.nodefs.finish(s.Time, r.timer, deadline)
-	r.imagefs.finish(s.Time, r.timer, deadline)
-	r.timer.Stop()
+	r.nodefs.finish(s.Time, deadline)
+	r.imagefs.finish(s.Time, deadline)
 	if remount {
-		s.Errors[SourceMounts] = r.findMounts(procfs)
+		s.Errors[SourceMounts] = r.findMounts(time.Now())
 	}
 	s.NodeFs, s.ImageFs = r.nodefs.found(), r.imagefs.found()
 	s.Signals[NodeFsAvailable], s.Signals[NodeFsInodesFree], s.Errors[SourceNodeFs] = r.nodefs.observations()
 	s.Signals[ImageFsAvailable], s.Signals[ImageFsInodesFree], s.Errors[SourceImageFs] = r.imagefs.observations()
-}
-
-func (r *diskReader) close() {
-	r.nodefs.close()
-	r.imagefs.close()
 }

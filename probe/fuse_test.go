@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nodeprobe/nodeprobe/probe/deadline"
 )
 
 // fuseServer is a filesystem in this process that knows one thing: its size. It
@@ -216,7 +218,7 @@ func TestRealHungFilesystem(t *testing.T) {
 		for range 3 {
 			s.Sample()
 			err := s.current.Errors[SourceNodeFs]
-			checkError(t, err, errHung)
+			checkError(t, err, deadline.ErrNoAnswer)
 			want := fullSnapshot()
 			want.Errors[SourceNodeFs] = err
 			want.Signals[NodeFsAvailable], want.Signals[NodeFsInodesFree] = Observation{Err: err}, Observation{Err: err}
@@ -236,7 +238,7 @@ func TestRealHungFilesystem(t *testing.T) {
 
 	// A daemon that is stopped while a filesystem hangs must not hang as well.
 	f.setSilent(true)
-	checkError(t, s.Sample().Errors[SourceNodeFs], errHung)
+	checkError(t, s.Sample().Errors[SourceNodeFs], deadline.ErrNoAnswer)
 	s.Close()
 }
 
@@ -245,11 +247,11 @@ func TestRealHungFilesystem(t *testing.T) {
 func (s *Sampler) withoutImageFs() Snapshot {
 	snap, want := s.current, fullSnapshot()
 	for _, sig := range []Signal{ImageFsAvailable, ImageFsInodesFree} {
-		if err := snap.Signals[sig].Err; err == nil || errors.Is(err, errHung) {
+		if err := snap.Signals[sig].Err; err == nil || errors.Is(err, deadline.ErrNoAnswer) {
 			snap.Signals[sig] = want.Signals[sig]
 		}
 	}
-	if errors.Is(snap.Errors[SourceImageFs], errHung) {
+	if errors.Is(snap.Errors[SourceImageFs], deadline.ErrNoAnswer) {
 		snap.Errors[SourceImageFs] = nil
 	}
 	return snap
@@ -259,17 +261,15 @@ func (s *Sampler) withoutImageFs() Snapshot {
 func TestRealDeadFilesystem(t *testing.T) {
 	f := newFuseServer(t, t.TempDir())
 	fs := newFilesystem("/", []string{f.dir, "/"})
-	defer fs.close()
-	timer := time.NewTimer(0)
 	ask := func() error {
 		now := time.Now()
 		fs.start(now)
-		fs.finish(now, timer, now.Add(100*time.Millisecond))
+		fs.finish(now, now.Add(100*time.Millisecond))
 		_, _, err := fs.observations()
 		return err
 	}
 	f.setSilent(true)
-	checkError(t, ask(), errHung)
+	checkError(t, ask(), deadline.ErrNoAnswer)
 
 	pin, err := unix.Open(f.dir, unix.O_PATH|unix.O_CLOEXEC, 0) // keeps it mounted
 	must(t, err)

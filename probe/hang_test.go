@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/probe/deadline"
 )
 
 // hanging is a filesystem whose statfs(2) may hang.
@@ -64,7 +65,7 @@ func checkHung(t *testing.T, name string, s *Snapshot, hung ...Source) {
 	want := fullSnapshot()
 	for _, src := range hung {
 		err := s.Errors[src]
-		checkError(t, err, errHung)
+		checkError(t, err, deadline.ErrNoAnswer)
 		want.Errors[src] = err
 		space, inodes := NodeFsAvailable, NodeFsInodesFree
 		if src == SourceImageFs {
@@ -229,7 +230,7 @@ func TestHungMessageNamesDirectory(t *testing.T) {
 		nodefs.hang()
 		at := time.Now().Format(time.TimeOnly)
 		err := s.Sample().Errors[SourceNodeFs]
-		if !strings.HasSuffix(err.Error(), "/var/lib/kubelet: no answer since "+at) {
+		if !strings.HasSuffix(err.Error(), "/var/lib/kubelet: no answer within 2s, asked at "+at) {
 			t.Errorf("error %q", err)
 		}
 		nodefs.release()

@@ -19,6 +19,10 @@ var errTooLong = errors.New("longer than 1 MiB")
 // stays open and is read with pread(2), which costs a tenth of opening it each
 // time, and its buffer is reused, so that a read allocates nothing.
 //
+// It needs no deadline: the kernel makes these files from what it has in memory, and
+// keeps the way to where they are mounted in memory, too. What may wait for a disk is
+// read by a deadline.Worker.
+//
 // A hotFile is not safe for concurrent use. Its owner closes it.
 type hotFile struct {
 	path string

@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func readMachine(n node) (Machine, error) {
-	var m Machine
-	err := m.read(n.path("proc"), n.path("sys"), n.root)
-	return m, err
+func readMachine(t *testing.T, n node) (Machine, error) {
+	t.Helper()
+	s := n.sampler(t).Sample()
+	return s.Machine, s.Errors[SourceMachine]
 }
 
 func TestOSImage(t *testing.T) {
@@ -35,13 +35,13 @@ func TestOSImage(t *testing.T) {
 		{"Latin-1", machine{etc: "PRETTY_NAME=\"Caf\xe9 OS\"\n"}, "Caf\uFFFD OS"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			m, err := readMachine(test.machine.boot(t))
+			m, err := readMachine(t, test.machine.boot(t))
 			if m.OSImage != test.want || err != nil {
 				t.Errorf("%q, %v; want %q", m.OSImage, err, test.want)
 			}
 		})
 	}
-	m, err := readMachine(machine{}.boot(t))
+	m, err := readMachine(t, machine{}.boot(t))
 	checkError(t, err, os.ErrNotExist)
 	if m.OSImage != "Unknown" || !strings.Contains(err.Error(), usr) {
 		t.Errorf("no file: %q, %v", m.OSImage, err)
@@ -64,7 +64,7 @@ func TestMachineID(t *testing.T) {
 		{"the only one is broken", machine{etc + "/x": ""}, "", unix.EISDIR},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			m, err := readMachine(test.machine.with(machine{"etc/os-release": ""}).boot(t))
+			m, err := readMachine(t, test.machine.with(machine{"etc/os-release": ""}).boot(t))
 			checkError(t, err, test.err)
 			if m.MachineID != test.want {
 				t.Errorf("%q, want %q", m.MachineID, test.want)
@@ -97,7 +97,7 @@ func TestSystemUUID(t *testing.T) {
 		{"nothing", machine{"etc/os-release": ""}, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			m, err := readMachine(test.machine.boot(t))
+			m, err := readMachine(t, test.machine.boot(t))
 			if m.SystemUUID != test.want || err != nil {
 				t.Errorf("%q, %v; want %q", m.SystemUUID, err, test.want)
 			}
@@ -120,7 +120,7 @@ func TestNoCPUQuota(t *testing.T) {
 		"no cgroups":         {machine{}, false},
 		"v1, another kernel": {shares.with(machine{cpu + "cpu.cfs_quota_us": "-1\n"}), true},
 	} {
-		if m, _ := readMachine(test.machine.boot(t)); m.NoCPUQuota != test.want {
+		if m, _ := readMachine(t, test.machine.boot(t)); m.NoCPUQuota != test.want {
 			t.Errorf("%s: %t, want %t", name, m.NoCPUQuota, test.want)
 		}
 	}
@@ -130,16 +130,13 @@ func TestNoCPUQuota(t *testing.T) {
 // to vanish and come back, that would look like a reboot.
 func TestMachineKeepsWhatItKnows(t *testing.T) {
 	n := fullMachine.boot(t)
-	m, err := readMachine(n)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before := m
+	s := n.sampler(t)
+	before := s.Sample().Machine
 	for _, name := range []string{"etc/machine-id", "proc/sys/kernel/random/boot_id", "etc/os-release"} {
 		n.remove(t, name)
 		n.write(t, name+"/x", "") // a directory
 	}
-	err = m.read(n.path("proc"), n.path("sys"), n.root)
+	m, err := resample(s).Machine, s.current.Errors[SourceMachine]
 	checkError(t, err, unix.EISDIR)
 	for _, says := range []string{"etc/machine-id", "boot_id", "etc/os-release"} {
 		if !strings.Contains(err.Error(), says) {
@@ -191,7 +188,7 @@ func TestNodePathFollowsLinksOfTheNode(t *testing.T) {
 			t.Errorf("%s: %s, %v does not name the path", path, got, err)
 		}
 	}
-	if m, err := readMachine(n); m.OSImage != "NixOS" {
+	if m, err := readMachine(t, n); m.OSImage != "NixOS" {
 		t.Errorf("OS image %q, %v", m.OSImage, err)
 	}
 	if got, err := nodePath("/", "/no/such"); got != "/no/such" || err != nil {

@@ -45,8 +45,9 @@ func nodePath(rootfs, path string) (string, error) {
 	return resolved, nil
 }
 
-// readNodeFile is os.ReadFile for a path of the node.
-func readNodeFile(rootfs, path string) ([]byte, error) {
+// readNodeFile is os.ReadFile for a path of the node. It tells at which file it is.
+func readNodeFile(rootfs, path string, at func(path string)) ([]byte, error) {
+	at(filepath.Join(rootfs, path))
 	path, err := nodePath(rootfs, path)
 	if err != nil {
 		return nil, err

@@ -26,7 +26,8 @@ type Config struct {
 	ImageDirectories []string
 	// Interval is the time between two samples that nothing else asked for.
 	Interval time.Duration
-	// StatfsTimeout is how long a sample waits for a filesystem; 0 means 2 s.
+	// StatfsTimeout is how long a sample waits for a filesystem, and for a file that
+	// may be on a disk; 0 means 2 s.
 	StatfsTimeout time.Duration
 
 	// Kernel is what the BPF programs count; nil without BPF.
@@ -80,6 +81,7 @@ type Sampler struct {
 	tasks  *taskReader
 	stalls *stallReader
 	disks  *diskReader
+	facts  *factReader
 	vmstat hotFile
 
 	oomKills    int64
@@ -148,7 +150,8 @@ func New(cfg Config) (*Sampler, error) {
 		memory: newMemoryReader(cfg.Procfs),
 		tasks:  newTaskReader(cfg.Procfs),
 		stalls: newStallReader(cfg.Procfs),
-		disks:  newDiskReader(cfg.Rootfs, cfg.RootDirectory, cfg.ImageDirectories, cfg.StatfsTimeout),
+		facts:  newFactReader(cfg.Procfs, cfg.Sysfs, cfg.Rootfs, cfg.StatfsTimeout),
+		disks:  newDiskReader(cfg.Procfs, cfg.Rootfs, cfg.RootDirectory, cfg.ImageDirectories, cfg.StatfsTimeout),
 		vmstat: newHotFile(filepath.Join(cfg.Procfs, "vmstat")),
 		wake:   make(chan Cause, 1),
 	}
@@ -190,9 +193,11 @@ func (s *Sampler) Sample() *Snapshot {
 		remount = true
 	}
 	s.disks.start(snap.Time)
-	if s.machineRead.IsZero() || snap.Time.Sub(s.machineRead) >= machineInterval {
+	due := s.machineRead.IsZero() || snap.Time.Sub(s.machineRead) >= machineInterval
+	s.facts.start(snap.Time, due)
+	if due {
 		s.machineRead, remount = snap.Time, true
-		s.readRarely(snap)
+		s.memory.discover(s.cfg.cgroupfs())
 	}
 	s.memory.read(snap)
 	s.tasks.read(snap)
@@ -201,7 +206,8 @@ func (s *Sampler) Sample() *Snapshot {
 	if s.cfg.Kernel != nil {
 		snap.Kernel = s.cfg.Kernel.Counters()
 	}
-	s.disks.finish(snap, s.cfg.Procfs, remount)
+	s.facts.finish(snap)
+	s.disks.finish(snap, remount)
 
 	// Capacity outlives a read that fails: the node still has its memory.
 	if snap.Memory.OK {
@@ -218,17 +224,6 @@ func (s *Sampler) Sample() *Snapshot {
 	s.last = *snap
 	s.mu.Unlock()
 	return snap
-}
-
-// readRarely reads what rarely changes, and looks for cgroups that have come.
-func (s *Sampler) readRarely(snap *Snapshot) {
-	s.memory.discover(s.cfg.cgroupfs())
-	snap.Errors[SourceMachine] = snap.Machine.read(s.cfg.Procfs, s.cfg.Sysfs, s.cfg.Rootfs)
-	cpus, err := readCPUs(s.cfg.Procfs, s.cfg.Sysfs)
-	if snap.Errors[SourceCPUs] = err; err == nil {
-		snap.Capacity.CPUs = cpus
-	}
-	snap.Errors[SourceHugePages] = snap.Capacity.readHugePages(s.cfg.Sysfs)
 }
 
 func (s *Sampler) readVmstat(snap *Snapshot) {
@@ -361,11 +356,10 @@ func (s *Sampler) Healthy() error {
 }
 
 // Close closes every file. There must be no Sample during or after it; Last and
-// Healthy go on. A worker whose statfs hangs ends when the kernel lets go of it.
+// Healthy go on. A call that hangs ends when the kernel lets go of it.
 func (s *Sampler) Close() {
 	s.memory.close()
 	s.tasks.close()
 	s.stalls.close()
-	s.disks.close()
 	s.vmstat.close()
 }

@@ -1,0 +1,139 @@
+package probe
+
+import (
+	"cmp"
+	"errors"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"github.com/nodeprobe/nodeprobe/probe/deadline"
+)
+
+// fact is what rarely changes about the node. It may be read from a disk that hangs,
+// and paths may lead anywhere: so each has a worker, and one that hangs costs that
+// fact alone.
+type fact struct {
+	source Source
+	worker deadline.Worker[discovery]
+	read   func() discovery
+	asked  bool // and there is no answer yet
+	err    error
+}
+
+// discovery is what was found out about a fact.
+type discovery struct {
+	store func(*Snapshot) // nil where there is nothing to store
+	err   error
+}
+
+// factReader reads the facts. A fact that the machine does not have is "". One that
+// is there and could not be read keeps the value it had, as the machine is still the
+// same, and the error says so.
+type factReader struct {
+	timeout time.Duration
+	facts   []*fact
+
+	firmware *string // the UUID that the firmware tells; nil while that is not known
+}
+
+func newFactReader(procfs, sysfs, rootfs string, timeout time.Duration) *factReader {
+	r := &factReader{timeout: timeout}
+	text := func(read func(at func(string)) (string, error), field func(*Snapshot) *string) {
+		r.add(SourceMachine, func(at func(string)) discovery {
+			value, err := read(at)
+			if err != nil {
+				return discovery{err: err}
+			}
+			return discovery{store: func(s *Snapshot) { *field(s) = value }}
+		})
+	}
+	text(func(at func(string)) (string, error) { return readMachineID(rootfs, at) },
+		func(s *Snapshot) *string { return &s.Machine.MachineID })
+	text(func(at func(string)) (string, error) { return readBootID(procfs, at) },
+		func(s *Snapshot) *string { return &s.Machine.BootID })
+	r.add(SourceMachine, func(at func(string)) discovery {
+		image, err := osImage(rootfs, at)
+		return discovery{func(s *Snapshot) {
+			if err != nil {
+				image = cmp.Or(s.Machine.OSImage, "Unknown") // the kubelet's word
+			}
+			s.Machine.OSImage = image
+		}, err}
+	})
+	r.add(SourceMachine, func(at func(string)) discovery {
+		id := firmwareUUID(procfs, sysfs, at)
+		return discovery{store: func(*Snapshot) { r.firmware = &id }}
+	})
+	r.add(SourceMachine, func(at func(string)) discovery {
+		no := noCPUQuota(filepath.Join(sysfs, "fs/cgroup"), at)
+		return discovery{store: func(s *Snapshot) { s.Machine.NoCPUQuota = no }}
+	})
+	r.add(SourceCPUs, func(at func(string)) discovery {
+		cpus, err := readCPUs(procfs, sysfs, at)
+		if err != nil {
+			return discovery{err: err}
+		}
+		return discovery{store: func(s *Snapshot) { s.Capacity.CPUs = cpus }}
+	})
+	r.add(SourceHugePages, func(at func(string)) discovery {
+		pools, err := readHugePages(sysfs, at)
+		if pools == nil {
+			return discovery{err: err}
+		}
+		return discovery{func(s *Snapshot) { s.Capacity.setHugePages(pools) }, err}
+	})
+	return r
+}
+
+// add adds a fact. Its read says which file it is about to read.
+func (r *factReader) add(source Source, read func(at func(path string)) discovery) {
+	f := &fact{source: source}
+	f.read = func() discovery { return read(func(path string) { f.worker.At("read " + path) }) }
+	r.facts = append(r.facts, f)
+}
+
+// start begins to read what has not been read yet, and all if it is due.
+func (r *factReader) start(now time.Time, due bool) {
+	for _, f := range r.facts {
+		if f.asked = f.asked || due; f.asked {
+			f.worker.Start(now, "read "+f.source.String(), f.read)
+		}
+	}
+}
+
+// finish stores the answers. Who is not asked is not waited for.
+func (r *factReader) finish(s *Snapshot) {
+	any := false
+	for _, f := range r.facts {
+		if !f.asked {
+			continue
+		}
+		any = true
+		found, err := f.worker.Await(s.Time, s.Time.Add(r.timeout))
+		if err == nil {
+			f.asked = false
+			if found.store != nil {
+				found.store(s)
+			}
+			err = found.err
+		}
+		f.err = err
+	}
+	if !any {
+		return
+	}
+	m := &s.Machine
+	m.OperatingSystem, m.Architecture = runtime.GOOS, runtime.GOARCH
+	release, releaseErr := kernelRelease()
+	m.KernelVersion = cmp.Or(release, m.KernelVersion)
+	if r.firmware != nil { // a board without one goes by its machine ID, as the kubelet does
+		m.SystemUUID = cmp.Or(*r.firmware, m.MachineID)
+	}
+	s.Errors[SourceMachine], s.Errors[SourceCPUs], s.Errors[SourceHugePages] = releaseErr, nil, nil
+	for _, f := range r.facts {
+		if f.err != nil {
+			s.Errors[f.source] = errors.Join(s.Errors[f.source], f.err)
+		}
+	}
+}
