@@ -34,7 +34,9 @@ func TestSampleAllocatesNothing(t *testing.T) {
 	check("this machine", real)
 	real.ImageDirectories = []string{"/no/such", "/var/lib"}
 	check("this machine, an image directory is absent", real)
-	for name, m := range map[string]machine{"v2": fullMachine, "v1": fullMachine.v1()} {
+	for name, m := range map[string]machine{
+		"v2": fullMachine, "v1": fullMachine.v1(), "without PSI": fullMachine.without("proc/pressure"),
+	} {
 		n := m.boot(t)
 		cfg := n.config() // the real statfs(2), below a root that is not /
 		cfg.ImageDirectories = []string{"/var/lib/containerd", "/" + filepath.Base(n.path("etc"))}

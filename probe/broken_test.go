@@ -26,7 +26,7 @@ func loseSignal(sig Signal) func(*Snapshot, error) {
 }
 
 func losePressure(r Resource) func(*Snapshot, error) {
-	return func(s *Snapshot, _ error) { s.Pressure[r] = Stall{} }
+	return func(s *Snapshot, err error) { s.Pressure[r] = Stall{Err: err} }
 }
 
 func loseMeminfo(s *Snapshot, err error) {

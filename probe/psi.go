@@ -3,42 +3,81 @@ package probe
 import (
 	"bytes"
 	"errors"
+	"io/fs"
 	"math"
+	"os"
 	"path/filepath"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // stallReader reads /proc/pressure (Linux 4.20, CONFIG_PSI). A kernel that has
-// it compiled in but switched off answers EOPNOTSUPP; it needs psi=1 on its
-// command line.
+// it compiled in but switched off, as RHEL's is by default, lacks the directory or,
+// before 5.10, answers EOPNOTSUPP.
 type stallReader struct {
-	files [NumResources]hotFile
+	procfs string
+	files  [NumResources]hotFile
+	// lacks says of which files there is nothing to read. They are not read again
+	// before discover.
+	lacks [NumResources]bool
 }
 
+// errUnsupported says what this kernel does not have, and is errors.ErrUnsupported.
+type errUnsupported string
+
+func (e errUnsupported) Error() string        { return string(e) }
+func (e errUnsupported) Is(target error) bool { return target == errors.ErrUnsupported }
+
+const errNoPSI errUnsupported = "PSI is turned off: boot with psi=1 (Linux 4.20, CONFIG_PSI)"
+
 func newStallReader(procfs string) *stallReader {
-	r := &stallReader{}
+	r := &stallReader{procfs: procfs}
 	for i := range r.files {
 		r.files[i] = newHotFile(filepath.Join(procfs, "pressure", Resource(i).String()))
 	}
 	return r
 }
 
+// discover has the files looked for again that there were none of: /proc may not
+// have been mounted yet.
+func (r *stallReader) discover() { r.lacks = [NumResources]bool{} }
+
 // read fills in the pressure part of s.
 func (r *stallReader) read(s *Snapshot) {
 	for i := range r.files {
-		stall, err := r.readFile(&r.files[i])
-		s.Pressure[i], s.Errors[SourcePressureCPU+Source(i)] = stall, err
+		var err error
+		if !r.lacks[i] {
+			s.Pressure[i], err = r.readFile(&r.files[i])
+			r.lacks[i] = r.unsupported(err)
+		}
+		if r.lacks[i] {
+			s.Pressure[i], err = Stall{Err: errNoPSI}, nil
+		}
+		s.Errors[SourcePressureCPU+Source(i)] = err
 	}
+}
+
+// unsupported says whether err is the answer of a kernel without PSI, and not of a
+// procfs that cannot be read.
+func (r *stallReader) unsupported(err error) bool {
+	if !errors.Is(err, fs.ErrNotExist) {
+		return errors.Is(err, unix.EOPNOTSUPP)
+	}
+	_, noDirectory := os.Stat(filepath.Join(r.procfs, "pressure"))
+	_, noProcfs := os.Stat(filepath.Join(r.procfs, "loadavg"))
+	return errors.Is(noDirectory, fs.ErrNotExist) && noProcfs == nil
 }
 
 func (r *stallReader) readFile(f *hotFile) (Stall, error) {
 	b, err := f.read()
 	if err != nil {
-		return Stall{}, err
+		return Stall{Err: err}, err
 	}
 	stall, err := parseStall(b)
 	if err != nil {
-		return Stall{}, readError(f.path, err)
+		err = readError(f.path, err)
+		return Stall{Err: err}, err
 	}
 	return stall, nil
 }

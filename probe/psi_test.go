@@ -2,10 +2,16 @@ package probe
 
 import (
 	"errors"
+	"io/fs"
+	"log/slog"
 	"math"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 func TestParseStall(t *testing.T) {
@@ -63,6 +69,102 @@ func TestTruncatedStall(t *testing.T) {
 		got, err := parseStall([]byte(stallText[:i]))
 		if err == nil && (got.Some != want.Some || got.FullOK) {
 			t.Errorf("%q is read as %+v", stallText[:i], got)
+		}
+	}
+}
+
+// turnedOff returns a file that can be opened, and answers each read as those of
+// /proc/pressure do where PSI is compiled in but turned off (before Linux 5.10; later
+// there is no such directory).
+func turnedOff(t *testing.T) string {
+	t.Helper()
+	group := filepath.Join("/sys/fs/cgroup/unified", "nodeprobe-test-"+filepath.Base(t.TempDir())+time.Now().Format("150405.000000"))
+	if _, err := os.Stat("/sys/fs/cgroup/unified"); err != nil {
+		group = filepath.Join("/sys/fs/cgroup", filepath.Base(group))
+	}
+	if err := os.Mkdir(group, 0o755); err != nil {
+		lacking(t, "make cgroup: %v", err)
+	}
+	t.Cleanup(func() { os.Remove(group) })
+	// Processes of a threaded cgroup are listed in its nearest domain only.
+	if err := os.WriteFile(filepath.Join(group, "cgroup.type"), []byte("threaded"), 0); err != nil {
+		lacking(t, "make threaded cgroup: %v", err)
+	}
+	return filepath.Join(group, "cgroup.procs")
+}
+
+// A kernel that has no PSI, or has it turned off, has nothing that cannot be read:
+// no error is counted, and it is said once.
+func TestSampleWithoutPSI(t *testing.T) {
+	for name, spoil := range map[string]func(t *testing.T, n node){
+		"no directory": func(t *testing.T, n node) { n.remove(t, "proc/pressure") },
+		"turned off": func(t *testing.T, n node) {
+			off := turnedOff(t)
+			for i := range NumResources {
+				path := "proc/pressure/" + Resource(i).String()
+				n.remove(t, path)
+				must(t, os.Symlink(off, n.path(path)))
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := fullMachine.boot(t)
+			spoil(t, n)
+			var log strings.Builder
+			reg := prometheus.NewRegistry()
+			s := n.sampler(t, func(c *Config) {
+				c.Registerer, c.Logger = reg, slog.New(slog.NewTextHandler(&log, nil))
+			})
+			want := fullSnapshot()
+			for range 3 {
+				got := *resample(s)
+				for i := range NumResources {
+					err := got.Pressure[i].Err
+					checkError(t, err, errors.ErrUnsupported)
+					if !strings.Contains(errText(err), "psi=1") {
+						t.Errorf("%v does not say what to do", err)
+					}
+					want.Pressure[i] = Stall{Err: err}
+				}
+				if d := diff(want, got); d != "" {
+					t.Errorf("(-want +got):\n%s", d)
+				}
+			}
+			for _, line := range scrape(t, reg, "nodeprobe_sampler_read_errors_total") {
+				if !strings.HasSuffix(line, " 0") {
+					t.Error(line)
+				}
+			}
+			if lines := strings.Count(log.String(), "\n"); lines != 1 || !strings.Contains(log.String(), "level=INFO") {
+				t.Errorf("logged, want one line:\n%s", log.String())
+			}
+			if n := testing.AllocsPerRun(100, func() { s.Sample() }); n != 0 {
+				t.Errorf("%v allocations per sample, want 0", n)
+			}
+
+			// It is looked for again with what rarely changes.
+			n.remove(t, "proc/pressure")
+			for i := range NumResources {
+				n.write(t, "proc/pressure/"+Resource(i).String(), stallText)
+			}
+			if d := diff(fullSnapshot(), *resample(s)); d != "" {
+				t.Errorf("turned on (-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+// A procfs that is not there, or lacks one file of the three, is no kernel without
+// PSI.
+func TestMissingPressureFileIsAnError(t *testing.T) {
+	for name, n := range map[string]node{
+		"one of three": fullMachine.without("proc/pressure/cpu").boot(t),
+		"no procfs":    fullMachine.without("proc").boot(t),
+	} {
+		snap := n.sampler(t).Sample()
+		checkError(t, snap.Errors[SourcePressureCPU], fs.ErrNotExist)
+		if snap.Pressure[CPU].Err != snap.Errors[SourcePressureCPU] || errors.Is(snap.Pressure[CPU].Err, errors.ErrUnsupported) {
+			t.Errorf("%s: %v", name, snap.Pressure[CPU].Err)
 		}
 	}
 }

@@ -97,6 +97,7 @@ type Sampler struct {
 	current     Snapshot // owned by the goroutine that calls Sample
 	machineRead time.Time
 	logged      [NumSources]logged
+	lacksPSI    bool // and so it was logged
 
 	mu      sync.Mutex // guards the rest
 	last    Snapshot
@@ -198,6 +199,7 @@ func (s *Sampler) Sample() *Snapshot {
 	if due {
 		s.machineRead, remount = snap.Time, true
 		s.memory.discover(s.cfg.cgroupfs())
+		s.stalls.discover()
 	}
 	s.memory.read(snap)
 	s.tasks.read(snap)
@@ -244,8 +246,16 @@ func (s *Sampler) readVmstat(snap *Snapshot) {
 // because of another error: one that quotes what it read may differ each time.
 const relogInterval = time.Minute
 
-// note counts the sources that failed, and logs each once per change.
+// note counts the sources that failed, and logs each once per change; that the
+// kernel has no PSI, too.
 func (s *Sampler) note(snap *Snapshot) {
+	if err := snap.Pressure[MemoryResource].Err; errors.Is(err, errors.ErrUnsupported) != s.lacksPSI {
+		if s.lacksPSI = !s.lacksPSI; s.lacksPSI {
+			s.cfg.Logger.Info("no pressure stall information", "err", err)
+		} else {
+			s.cfg.Logger.Info("pressure stall information is there now")
+		}
+	}
 	for i, err := range snap.Errors {
 		said := &s.logged[i]
 		if err == nil {

@@ -38,7 +38,7 @@ type Snapshot struct {
 	Capacity Capacity
 
 	// Errors says which source could not be read, and why. A source that this
-	// machine does not have, such as a cgroup for pods, has no error.
+	// machine does not have, such as a cgroup for pods or PSI, has no error.
 	Errors [NumSources]error
 }
 
@@ -156,6 +156,9 @@ type Stall struct {
 	Full   StallLine
 	OK     bool
 	FullOK bool
+	// Err says why not OK. Where the kernel has no PSI, or has it turned off, it is
+	// errors.ErrUnsupported, and not among Snapshot.Errors.
+	Err error
 }
 
 // StallLine is one line of such a file.

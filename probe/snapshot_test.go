@@ -188,18 +188,15 @@ func TestSnapshotOfMachines(t *testing.T) {
 }
 
 // A kernel without a memory controller (cgroup_disable=memory, the default of
-// the Raspberry Pi) or without pressure information still tells the rest.
-func TestSnapshotWithoutKernelFeatures(t *testing.T) {
-	n := fullMachine.without("sys/fs/cgroup", "proc/pressure").boot(t)
+// the Raspberry Pi) still tells the rest.
+func TestSnapshotWithoutMemoryController(t *testing.T) {
+	n := fullMachine.without("sys/fs/cgroup").boot(t)
 	snap := *n.sampler(t).Sample()
 	want := fullSnapshot()
 	want.Signals[AllocatableMemoryAvailable] = Observation{}
-	want.Pressure = [NumResources]Stall{}
 	want.Memory.Usage, want.Memory.InactiveFile, want.Memory.WorkingSet, want.Memory.CgroupOK = 0, 0, 0, false
-	for _, src := range []Source{SourceMemoryCgroup, SourcePressureCPU, SourcePressureMemory, SourcePressureIO} {
-		checkError(t, snap.Errors[src], fs.ErrNotExist)
-		want.Errors[src] = snap.Errors[src]
-	}
+	checkError(t, snap.Errors[SourceMemoryCgroup], fs.ErrNotExist)
+	want.Errors[SourceMemoryCgroup] = snap.Errors[SourceMemoryCgroup]
 	want.Signals[MemoryAvailable] = Observation{Err: snap.Signals[MemoryAvailable].Err}
 	checkError(t, snap.Signals[MemoryAvailable].Err, fs.ErrNotExist)
 	if d := diff(want, snap); d != "" {

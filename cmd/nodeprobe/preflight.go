@@ -98,6 +98,10 @@ func preflight(ctx context.Context, cfg *config, paths paths) ([]finding, error)
 		findCgroup(paths.sysfs),
 	}
 	for i, err := range s.Errors {
+		// What the kernel does not have is no error, and missing all the same.
+		if r := i - int(probe.SourcePressureCPU); r >= 0 && r < probe.NumResources {
+			err = s.Pressure[r].Err
+		}
 		findings = append(findings, findSource(probe.Source(i), err))
 	}
 	notifier, err := probe.NewNotifier(probe.NotifierConfig{Procfs: paths.procfs, Sysfs: paths.sysfs})

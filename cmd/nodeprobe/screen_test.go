@@ -192,7 +192,7 @@ func TestTier(t *testing.T) {
 		{"no hooks at all", nil, errors.New("no PSI"), [2]string{"procfs", "no PSI"}},
 	} {
 		var s probe.Snapshot
-		s.Errors[probe.SourcePressureMemory] = test.psi
+		s.Pressure[probe.MemoryResource].Err = test.psi
 		name, reason := tier(&s, test.hooks)
 		if diff := cmp.Diff(test.want, [2]string{name, reason}); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", test.name, diff)

@@ -221,7 +221,7 @@ func tier(s *probe.Snapshot, hooks []bpf.Hook) (name, reason string) {
 			reasons = append(reasons, h.Name+": "+h.Err.Error())
 		}
 	}
-	if err := s.Errors[probe.SourcePressureMemory]; err != nil {
+	if err := s.Pressure[probe.MemoryResource].Err; err != nil {
 		reasons = append(reasons, err.Error())
 		if name == "psi" {
 			name = "procfs"

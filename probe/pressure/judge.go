@@ -316,6 +316,6 @@ func (t *Term) why(s *probe.Snapshot) error {
 	case termReadOnly:
 		return cmp.Or(s.Errors[probe.SourceMounts], s.Signals[t.signal].Err) // where there is no filesystem, there is no mount to look for
 	default:
-		return s.Errors[probe.SourcePressureCPU+probe.Source(t.resource)]
+		return s.Pressure[t.resource].Err
 	}
 }

@@ -73,8 +73,8 @@ func TestJudgeTerms(t *testing.T) {
 		}, True, "Bad", "memory.full.avg60 is 34%, above 20%, memory.full.avg10 is 20%, above 20%"},
 		{"cpu.some.avg300 > 10%", nil, Unknown, "SignalUnavailable", "cpu.some.avg300 is not known on this node"},
 		{"cpu.some.avg300 > 10%", func(s *probe.Snapshot, _ *[NumConditions]Verdict) {
-			s.Errors[probe.SourcePressureCPU] = errors.New("read /proc/pressure/cpu: operation not supported")
-		}, Unknown, "SignalUnavailable", "cpu.some.avg300 cannot be read: read /proc/pressure/cpu: operation not supported"},
+			s.Pressure[probe.CPU].Err = errors.New("read /proc/pressure/cpu: gone")
+		}, Unknown, "SignalUnavailable", "cpu.some.avg300 cannot be read: read /proc/pressure/cpu: gone"},
 		{"nodefs.readonly", nil, False, "Good", "does not hold: nodefs.readonly"},
 		{"nodefs.readonly", func(s *probe.Snapshot, _ *[NumConditions]Verdict) { s.NodeFs.Mount.SuperOptions = "ro" }, True, "Bad", "nodefs at / is read-only"},
 		{"imagefs.readonly", nil, Unknown, "SignalUnavailable", "imagefs is not known on this node"},

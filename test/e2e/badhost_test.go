@@ -46,7 +46,8 @@ func TestBadHost(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		// mounts is a shell script in a mount namespace of its own; EMPTY is an empty
-		// directory. It may set run to what is to run nodeprobe.
+		// directory, and THREADED a file that answers reads as a kernel with psi=0
+		// does. It may set run to what is to run nodeprobe.
 		mounts  string
 		args    []string
 		bpf     string // "off" if empty
@@ -111,7 +112,11 @@ func TestBadHost(t *testing.T) {
 			msg: "nodeprobe is running",
 		},
 		{
-			name: "no PSI", mounts: "mount --bind EMPTY /proc/pressure", finding: "missing pressure_memory boot with psi=1",
+			name: "PSI turned off", mounts: "for r in cpu memory io; do mount --bind THREADED /proc/pressure/$r; done", finding: "missing pressure_memory boot with psi=1",
+			msg: "no pressure stall information", says: `"level":"INFO"`, unknown: []corev1.NodeConditionType{ourMemoryContention, ourIOContention}, why: "boot with psi=1",
+		},
+		{
+			name: "PSI hidden", mounts: "mount --bind EMPTY /proc/pressure", finding: "missing pressure_memory boot with psi=1",
 			msg: noSource, says: "open /proc/pressure/memory", unknown: []corev1.NodeConditionType{ourMemoryContention, ourIOContention}, why: "open /proc/pressure/",
 		},
 		{
@@ -131,7 +136,11 @@ func TestBadHost(t *testing.T) {
 				n.spec.Config["bpf"] = test.bpf
 			}
 			empty := t.TempDir()
-			n.spec.Binary = inMounts(t, n.spec.Binary, strings.ReplaceAll(test.mounts, "EMPTY", empty))
+			mounts := strings.ReplaceAll(test.mounts, "EMPTY", empty)
+			if strings.Contains(mounts, "THREADED") {
+				mounts = strings.ReplaceAll(mounts, "THREADED", threadedCgroup(t)+"/cgroup.procs")
+			}
+			n.spec.Binary = inMounts(t, n.spec.Binary, mounts)
 			for _, arg := range test.args {
 				n.spec.Args = append(n.spec.Args, strings.ReplaceAll(arg, "EMPTY", empty))
 			}
@@ -165,6 +174,25 @@ func TestBadHost(t *testing.T) {
 			n.wantForeign()
 		})
 	}
+}
+
+// threadedCgroup makes a cgroup whose cgroup.procs can be opened, but not read: the
+// kernel answers EOPNOTSUPP.
+func threadedCgroup(t *testing.T) string {
+	t.Helper()
+	parent := "/sys/fs/cgroup/unified"
+	if _, err := os.Stat(parent); err != nil {
+		parent = "/sys/fs/cgroup"
+	}
+	dir, err := os.MkdirTemp(parent, "nodeprobe-test-")
+	if err == nil {
+		t.Cleanup(func() { os.Remove(dir) })
+		err = os.WriteFile(filepath.Join(dir, "cgroup.type"), []byte("threaded"), 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
 // readOnlyBelow is a script that makes all mounts below a directory read-only.
