@@ -95,7 +95,7 @@ func ruin(v reflect.Value) {
 			v.Index(i).SetZero()
 		}
 	case reflect.Map:
-		if list, ok := v.Interface().(v1.ResourceList); ok {
+		if list, ok := reflect.TypeAssert[v1.ResourceList](v); ok {
 			for _, q := range maps.Clone(list) {
 				q.Add(resource.MustParse("7"))
 			}

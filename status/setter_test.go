@@ -91,7 +91,7 @@ func TestSetterOfWhatIsNotWritten(t *testing.T) {
 				cfg.Setters = []Setter{func(_ context.Context, n *v1.Node) error {
 					if now.Load() {
 						test.change(n)
-						n.Status.Phase = v1.NodeRunning //nolint:staticcheck // a field that no built-in setter sets
+						n.Status.Phase = v1.NodeRunning // which no built-in setter sets
 					}
 					return nil
 				}}
