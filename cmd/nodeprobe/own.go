@@ -186,17 +186,17 @@ func (o *owner) facts() status.Facts {
 		o.runtime.Configure(podCIDRs(node))
 	}
 	facts := o.monitor.facts()
-	facts.Runtime = o.runtimeFacts(time.Now())
+	facts.Runtime = o.runtimeFacts()
 	facts.Volumes, facts.VolumeLimits = o.inUse.Load(), o.limits.Load()
 	return facts
 }
 
 // runtimeFacts makes facts anew only where they are others.
-func (o *owner) runtimeFacts(now time.Time) *status.Runtime {
+func (o *owner) runtimeFacts() *status.Runtime {
 	runtime := o.runtime.Last()
 	known := o.known.Load()
-	if known == nil || fmt.Sprint(known.Unready) != fmt.Sprint(runtime.Unready(now)) { // that is also a matter of time
-		known = runtimeFacts(&runtime, o.mostImages, now)
+	if known == nil || fmt.Sprint(known.Unready) != fmt.Sprint(runtime.Unready()) { // that is also a matter of time
+		known = runtimeFacts(&runtime, o.mostImages)
 		o.known.Store(known)
 	}
 	return known

@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
@@ -20,11 +19,11 @@ const mostImageNames = 5
 
 // runtimeFacts puts what the container runtime tells into the Node's words; nil
 // for a node without a runtime. No more than mostImages are shown; -1 is all.
-func runtimeFacts(s *cri.Snapshot, mostImages int, now time.Time) *status.Runtime {
+func runtimeFacts(s *cri.Snapshot, mostImages int) *status.Runtime {
 	if s.Endpoint == "" {
 		return nil
 	}
-	r := &status.Runtime{Unready: s.Unready(now)}
+	r := &status.Runtime{Unready: s.Unready()}
 	if v := s.Version; v.RuntimeName != "" {
 		r.Version = v.RuntimeName + "://" + plainVersion(v.RuntimeVersion)
 	}

@@ -75,7 +75,7 @@ func TestRuntimeFacts(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := runtimeFacts(test.snapshot, test.most, now)
+			got := runtimeFacts(test.snapshot, test.most)
 			unready := ""
 			if got != nil && got.Unready != nil {
 				unready, got.Unready = got.Unready.Error(), nil

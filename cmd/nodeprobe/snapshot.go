@@ -79,7 +79,7 @@ func snapshot(ctx context.Context, stdout, stderr io.Writer, cfg *config, p *pol
 	if err != nil {
 		return &exitError{exitUsage, err}
 	}
-	facts.Runtime = runtimeFacts(runtime, int(cfg.NodeStatusMaxImages), time.Now())
+	facts.Runtime = runtimeFacts(runtime, int(cfg.NodeStatusMaxImages))
 	volumes, err := newVolumes(cfg, paths, slog.New(slog.DiscardHandler), nil)
 	if err != nil {
 		return &exitError{exitUsage, err}

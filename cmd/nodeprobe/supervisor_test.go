@@ -207,9 +207,25 @@ func TestPulse(t *testing.T) {
 		time.Sleep(time.Minute)
 		want(false)
 		time.Sleep(time.Second)
+		want(false) // it may go on right now
+		time.Sleep(pulseGrace)
 		want(true)
 		p.beat(time.Second)
 		want(false)
+	})
+}
+
+// A process that was stopped is no loop that is stuck, however often it was.
+func TestPulseAfterPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := pulse{name: "loop"}
+		for range 3 {
+			p.beat(time.Minute)
+			time.Sleep(time.Hour)
+			if err := p.alive(); err != nil {
+				t.Errorf("before the loop had a chance: %v", err)
+			}
+		}
 	})
 }
 
@@ -239,7 +255,8 @@ func TestDaemonIsAlive(t *testing.T) {
 		if err := d.alive(); err != nil {
 			t.Error(err)
 		}
-		p.beat(-time.Second)
+		p.beat(-time.Hour)
+		p.doubted = time.Now().Add(-pulseGrace)
 		if err := d.alive(); err == nil || !strings.Contains(err.Error(), p.name+" is stuck") {
 			t.Errorf("got %v", err)
 		}

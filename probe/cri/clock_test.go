@@ -11,14 +11,10 @@ import (
 func TestClockSteps(t *testing.T) {
 	for _, step := range []time.Duration{-time.Hour, time.Hour} {
 		told := time.Now()
-		s := Snapshot{Endpoint: "unix:///sock", LastReady: told}
-		s.Reads[CallStatus].Time = told
-		s.Status.Runtime.Status, s.Status.Network.Status = true, true
-		if err := s.Unready(stepped(t, told.Add(downAfter-time.Second), step)); err != nil {
-			t.Errorf("clock set by %v: %v", step, err)
-		}
-		if s.Unready(stepped(t, told.Add(downAfter), step)) == nil {
-			t.Errorf("clock set by %v: a silent runtime is ready", step)
+		s := silence{most: time.Minute}
+		s.end(told)
+		if silent := s.look(stepped(t, told.Add(downAfter), step)); silent != downAfter {
+			t.Errorf("clock set by %v: silent for %v, want %v", step, silent, downAfter)
 		}
 	}
 }

@@ -23,7 +23,7 @@ func ExampleSampler() {
 	wake := func() {
 		snap := runtime.Last()
 		fmt.Println(snap.Version.RuntimeName+"://"+snap.Version.RuntimeVersion, len(snap.Images), "images")
-		if err := snap.Unready(time.Now()); err != nil {
+		if err := snap.Unready(); err != nil {
 			fmt.Println("not ready:", err)
 		}
 	}
@@ -41,6 +41,6 @@ func ExampleSampler_noRuntime() {
 		return
 	}
 	snap := runtime.Last()
-	fmt.Println(snap.Endpoint == "", snap.Unready(time.Now()))
+	fmt.Println(snap.Endpoint == "", snap.Unready())
 	// Output: true <nil>
 }

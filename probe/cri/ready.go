@@ -10,10 +10,10 @@ import (
 // not say so again.
 const downAfter = 30 * time.Second
 
-// Unready says why a node with this runtime is not ready at now, in the words
-// and the order of the kubelet: nil if it is ready, or has no runtime. Several
-// reasons are joined with errors.Join.
-func (s *Snapshot) Unready(now time.Time) error {
+// Unready says why a node with this runtime is not ready, in the words and the
+// order of the kubelet: nil if it is ready, or has no runtime. Several reasons are
+// joined with errors.Join.
+func (s *Snapshot) Unready() error {
 	if s.Endpoint == "" {
 		return nil
 	}
@@ -21,7 +21,7 @@ func (s *Snapshot) Unready(now time.Time) error {
 	switch {
 	case s.LastReady.IsZero():
 		errs = append(errs, errors.New("container runtime status check may not have completed yet"))
-	case now.Sub(s.LastReady) >= downAfter:
+	case s.Silent >= downAfter:
 		errs = append(errs, errors.New("container runtime is down"))
 	}
 	if s.Reads[CallStatus].Time.IsZero() {

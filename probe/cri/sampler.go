@@ -100,6 +100,7 @@ type Sampler struct {
 
 	mu      sync.Mutex // guards the rest
 	last    Snapshot
+	silence silence
 	podCIDR string
 }
 
@@ -136,6 +137,7 @@ func New(cfg Config) (*Sampler, error) {
 		poke:    make(chan struct{}, 1),
 		current: Snapshot{Endpoint: cfg.Endpoint},
 		last:    Snapshot{Endpoint: cfg.Endpoint},
+		silence: silence{most: max(cfg.Interval, cfg.Timeout)},
 	}
 	if cfg.Endpoint == "" {
 		return s, nil
@@ -195,9 +197,15 @@ func (s *Sampler) Sample(ctx context.Context) *Snapshot {
 			read.Err = service.lost
 			continue
 		}
+		if c == CallStatus {
+			s.silent(false)
+		}
 		out, err := s.read(ctx, c)
 		if ctx.Err() != nil {
 			return &s.current
+		}
+		if c == CallStatus {
+			s.current.Silent = s.silent(out == told && s.current.Status.Runtime.Status)
 		}
 		s.note(c, err, now)
 		read.Err = err
@@ -224,6 +232,18 @@ func (s *Sampler) Sample(ctx context.Context) *Snapshot {
 	s.last = s.current
 	s.mu.Unlock()
 	return &s.current
+}
+
+// silent returns for how long the runtime has been, given whether it has just said
+// that it is ready. It is called before and after each call of Status.
+func (s *Sampler) silent(ready bool) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	if ready {
+		s.silence.end(now)
+	}
+	return s.silence.look(now)
 }
 
 // askAgain makes due what was refused while Status was, too.
@@ -366,7 +386,7 @@ func (s *Sampler) Run(ctx context.Context, changed func()) error {
 // pause returns how long to wait for the next Sample.
 func (s *Sampler) pause(snap *Snapshot) time.Duration {
 	now := time.Now()
-	ready := snap.Reads[CallStatus].Err == nil && snap.Unready(now) == nil
+	ready := snap.Reads[CallStatus].Err == nil && snap.Unready() == nil
 	if s.eager.IsZero() || ready {
 		s.eager = now.Add(eagerFor)
 	}
@@ -376,9 +396,12 @@ func (s *Sampler) pause(snap *Snapshot) time.Duration {
 	return s.cfg.Interval
 }
 
-// Last returns the latest Snapshot, which tells nothing before the first Sample.
+// Last returns the latest Snapshot, which tells nothing before the first Sample,
+// but for Silent, which goes on during a call.
 func (s *Sampler) Last() Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.last
+	last := s.last
+	last.Silent = s.silence.look(time.Now())
+	return last
 }

@@ -213,7 +213,7 @@ func TestFailureKeepsWhatIsKnown(t *testing.T) {
 			if c == CallStatus != before.LastReady.Equal(after.LastReady) {
 				t.Errorf("%s fails; last ready %s", c, after.LastReady)
 			}
-			before.LastReady = after.LastReady
+			before.LastReady, before.Silent = after.LastReady, after.Silent
 			if diff := cmp.Diff(before, after); diff != "" {
 				t.Errorf("%s fails: %s", c, diff)
 			}
@@ -299,7 +299,7 @@ func TestNoRuntime(t *testing.T) {
 		if diff := cmp.Diff(Snapshot{}, last); diff != "" {
 			t.Error(diff)
 		}
-		if err := last.Unready(time.Now()); err != nil {
+		if err := last.Unready(); err != nil {
 			t.Errorf("the node is not ready for want of a runtime: %v", err)
 		}
 	})

@@ -28,6 +28,9 @@ type Snapshot struct {
 	// LastReady is when the runtime last said that RuntimeReady is true; zero if
 	// it never did.
 	LastReady time.Time
+	// Silent is for how long since then it has not said so again, as far as this
+	// process was running and could have heard it.
+	Silent time.Duration
 	// Images are those that the runtime holds, the largest first, and by
 	// descending ID where they are of one size: in the order of the kubelet.
 	Images []Image

@@ -144,7 +144,8 @@ func startRuntime(t *testing.T, path string, r *fakeRuntime) (stop func()) {
 type fakeRuntime struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
 	version string
-	err     error // of each call
+	err     error  // of each call
+	asked   func() // called by Status before it answers; nil for nothing
 }
 
 func (r *fakeRuntime) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
@@ -152,6 +153,9 @@ func (r *fakeRuntime) Version(context.Context, *runtimeapi.VersionRequest) (*run
 }
 
 func (r *fakeRuntime) Status(context.Context, *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
+	if r.asked != nil {
+		r.asked()
+	}
 	return &runtimeapi.StatusResponse{Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
 		{Type: "RuntimeReady", Status: true}, {Type: "NetworkReady", Status: true},
 	}}}, r.err

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"path/filepath"
 	"syscall"
 	"testing"
 	"time"
@@ -53,6 +54,67 @@ func TestPause(t *testing.T) {
 		if s.At.After(begin) && s.Node != nil && !nodewatch.Has(corev1.NodeReady, corev1.ConditionTrue)(s.Node) {
 			t.Errorf("not ready: %+v", nodewatch.Condition(s.Node, corev1.NodeReady))
 		}
+	}
+}
+
+// So does a pause longer than a container runtime may be silent, be it that nodeprobe
+// was waiting for its answer or not: the runtime is asked before it is judged.
+func TestPauseOfRuntime(t *testing.T) {
+	t.Parallel()
+	cp := controlplane.StartForTest(t)
+	const (
+		pause = 40 * time.Second
+		slow  = time.Second // it takes the runtime to answer
+	)
+	for _, name := range []string{"idle", "asking"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			asked := make(chan struct{})
+			path := filepath.Join(t.TempDir(), "runtime.sock")
+			stop := startRuntime(t, path, &fakeRuntime{version: "1.0.0", asked: func() {
+				select {
+				case asked <- struct{}{}:
+				default:
+				}
+				if name == "asking" {
+					time.Sleep(slow)
+				}
+			}})
+			t.Cleanup(stop)
+			n := newNode(t, cp, agent.Config{"containerRuntimeEndpoint": "unix://" + path})
+			user, groups := controlplane.NodeUser(n.name)
+			proxy := fault.StartForTest(t, cp, user, groups...)
+			n.spec.Kubeconfig = proxy.Kubeconfig()
+			a := n.startReady()
+			n.waitCondition(corev1.NodeReady, corev1.ConditionTrue)
+			n.waitRenewed(time.Now())
+			history := n.follow()
+			<-asked // so that it is not about to be
+			if name == "idle" {
+				n.waitRenewed(time.Now())
+			}
+
+			begin := time.Now()
+			signal(t, a, syscall.SIGSTOP)
+			time.Sleep(pause)
+			proxy.Forget()
+			resumed := time.Now()
+			signal(t, a, syscall.SIGCONT)
+			n.waitRenewed(resumed)
+			for range 2 { // it has been judged by then, twice
+				<-asked
+			}
+			for _, r := range proxy.Requests() {
+				if r.Method == "PATCH" || r.Method == "POST" {
+					t.Errorf("after the pause: %s: %s", r, r.Body)
+				}
+			}
+			for _, s := range history.All() {
+				if s.At.After(begin) && s.Node != nil && !nodewatch.Has(corev1.NodeReady, corev1.ConditionTrue)(s.Node) {
+					t.Errorf("not ready: %+v", nodewatch.Condition(s.Node, corev1.NodeReady))
+				}
+			}
+		})
 	}
 }
 
