@@ -69,15 +69,22 @@ func (r *conditionRow) parse(kind string) (pressure.Rule, []error) {
 	return rule, errs
 }
 
-// judgeRules applies the rules of our own conditions, and logs what changed. The
-// caller holds the lock.
+// judgeRules applies the rules of our own conditions, and counts and logs what
+// changed. The caller holds the lock.
 func (m *monitor) judgeRules() (changed bool) {
+	m.was = m.was[:0]
+	for _, f := range m.rules.Findings() {
+		m.was = append(m.was, f.Status)
+	}
 	findings, changed := m.rules.Observe(&m.snapshot, &m.verdicts)
 	if !changed {
 		return false
 	}
 	for i := range findings {
 		f := &findings[i]
+		if was := m.was[i]; f.Status != was && !foundNothing(was, f.Status) {
+			m.transitions.WithLabelValues(f.Type).Inc()
+		}
 		if f.Since.Equal(m.snapshot.Time) && f.Status != pressure.False {
 			m.log.Info("condition changed", "condition", f.Type, "status", f.Status.String(), "reason", f.Reason, "message", f.Message)
 		}

@@ -32,7 +32,7 @@ type monitor struct {
 	transition time.Duration
 	interval   time.Duration // between samples while no limit is near
 
-	transitions [pressure.NumConditions]prometheus.Counter
+	transitions *prometheus.CounterVec
 
 	mu         sync.Mutex // guards the rest
 	evaluator  *pressure.Evaluator
@@ -44,6 +44,7 @@ type monitor struct {
 	thresholds []string            // as metrics call those of the estimates
 	leaving    error               // why the node is not ready although all is well
 	left       []pressure.Estimate // reused by polled
+	was        []pressure.Status   // reused by judgeRules
 	next       time.Duration       // what the pace was last
 	history    *history
 }
@@ -62,14 +63,15 @@ func newMonitor(cfg *config, p *policy, healthy func() error, log *slog.Logger, 
 		estimates:  make([]pressure.Estimate, len(p.thresholds)),
 	}
 	m.name(p.thresholds)
-	transitions := promauto.With(reg).NewCounterVec(prometheus.CounterOpts{
+	m.transitions = promauto.With(reg).NewCounterVec(prometheus.CounterOpts{
 		Name: "nodeprobe_condition_transitions_total",
-		Help: "Changes of a condition's status.",
+		Help: "Changes of a condition's status, the kubelet's or our own; from Unknown to False is none.",
 	}, []string{"condition"})
-	for i := range m.transitions {
-		m.transitions[i] = transitions.WithLabelValues(pressure.Condition(i).String())
+	for i := range m.verdicts {
 		m.verdicts[i].Condition = pressure.Condition(i)
+		m.transitions.WithLabelValues(pressure.Condition(i).String())
 	}
+	m.countFrom0(p.rules)
 	if reg != nil {
 		reg.MustRegister(m)
 	}
@@ -107,11 +109,20 @@ func (m *monitor) change(cfg *config, p *policy) {
 	m.transition, m.interval = cfg.EvictionPressureTransitionPeriod, cfg.SampleInterval
 	m.evaluator.Change(p.thresholds, m.transition)
 	m.rules.Change(p.rules)
+	m.countFrom0(p.rules)
 	m.forecaster.Change(p.thresholds)
 	m.estimates = slices.Clone(m.forecaster.Observe(&m.snapshot))
 	m.name(p.thresholds)
 	m.mu.Unlock()
 	m.changed() // a condition of ours may be gone
+}
+
+// countFrom0 makes the series of our own conditions: a rate needs the value before
+// the first change.
+func (m *monitor) countFrom0(rules []pressure.Rule) {
+	for i := range rules {
+		m.transitions.WithLabelValues(rules[i].Type)
+	}
 }
 
 // name makes the names of the thresholds once, and not at each scrape.
@@ -157,10 +168,10 @@ func (m *monitor) judge() (changed bool) {
 			continue
 		}
 		changed = true
-		if was == pressure.Unknown && v.Status == pressure.False {
-			continue // the first look found nothing
+		if foundNothing(was, v.Status) {
+			continue
 		}
-		m.transitions[i].Inc()
+		m.transitions.WithLabelValues(v.Condition.String()).Inc()
 		attrs := []any{"condition", v.Condition.String(), "status", v.Status.String()}
 		if v.Met {
 			attrs = append(attrs, "threshold", v.Threshold.String(),
@@ -175,6 +186,12 @@ func (m *monitor) judge() (changed bool) {
 		m.compare(&m.verdicts, m.snapshot.Time)
 	}
 	return changed
+}
+
+// foundNothing says whether a status has changed only in that it is known now, as
+// after the first look.
+func foundNothing(was, now pressure.Status) bool {
+	return was == pressure.Unknown && now == pressure.False
 }
 
 // forecast returns when each limit will be reached, in the order of the

@@ -105,6 +105,53 @@ func TestMonitor(t *testing.T) {
 	}
 }
 
+// Conditions of our own are counted as the kubelet's are: each change of the status,
+// and not that the first look finds nothing, nor that the words are others.
+func TestTransitionsOfOurOwn(t *testing.T) {
+	parse := func(rows map[string]conditionRow) []pressure.Rule {
+		t.Helper()
+		p := &policy{}
+		if problems := p.parseConditions(&config{Conditions: rows}); len(problems) > 0 {
+			t.Fatal(problems)
+		}
+		return p.rules
+	}
+	low := conditionRow{When: []string{"memory.available < 20"}, Reason: "Low", OKReason: "Enough"}
+	other := conditionRow{When: []string{"pid.available < 20"}, Reason: "Low", OKReason: "Enough"}
+	reg := prometheus.NewPedanticRegistry()
+	cfg := defaults()
+	m := newMonitor(&cfg, &policy{rules: parse(map[string]conditionRow{"example.com/Low": low})}, func() error { return nil }, slog.New(slog.DiscardHandler), reg)
+	now := time.Duration(0)
+	step := func(what string, memory int64, want map[string]float64) {
+		t.Helper()
+		now += time.Minute
+		s := at(now, memory)
+		s.Signals[probe.MemoryAvailable].OK = memory >= 0
+		m.observe(s)
+		for _, c := range []string{"MemoryPressure", "DiskPressure", "PIDPressure"} {
+			want[c] = 0
+		}
+		if diff := cmp.Diff(want, gauges(t, reg, "nodeprobe_condition_transitions_total")); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+	step("the first look finds nothing", 50, map[string]float64{"example.com/Low": 0})
+	step("low", 10, map[string]float64{"example.com/Low": 1})
+	step("still low", 9, map[string]float64{"example.com/Low": 1})
+	step("enough", 50, map[string]float64{"example.com/Low": 2})
+	step("nobody knows", -1, map[string]float64{"example.com/Low": 3})
+	step("enough as before", 50, map[string]float64{"example.com/Low": 3})
+	step("low again", 10, map[string]float64{"example.com/Low": 4})
+	low.Reason = "Scarce"
+	m.change(&cfg, &policy{rules: parse(map[string]conditionRow{"example.com/Low": low, "example.com/Other": other})})
+	step("in other words", 10, map[string]float64{"example.com/Low": 4, "example.com/Other": 0})
+	m.adoptRules(&v1.Node{Status: v1.NodeStatus{
+		NodeInfo:   v1.NodeSystemInfo{BootID: "this-boot"},
+		Conditions: []v1.NodeCondition{{Type: "example.com/Other", Status: v1.ConditionTrue}},
+	}})
+	step("one was True before this process", 10, map[string]float64{"example.com/Low": 4, "example.com/Other": 1})
+}
+
 // What the API server says about conditions is history, as long as it is about
 // this boot.
 func TestAdopt(t *testing.T) {
