@@ -30,7 +30,8 @@ type Config struct {
 	Timeout time.Duration
 
 	// Healthy returns nil while the node's agent does its work; else the lease
-	// is not renewed, for the reason returned. It must return at once. Required.
+	// is not renewed, for the reason returned: one that is NotFound says that the Node
+	// was deleted. It must return at once. Required.
 	Healthy func() error
 	// Owner returns the reference to the Node that is put into a lease without
 	// owner references: apiVersion v1, kind Node, name and UID. While it returns
@@ -43,7 +44,8 @@ type Config struct {
 	OnFailure func()
 	// OnLost is called once whenever the lease that we had turns out to be
 	// deleted, even if it has been re-created since: the Node, which owns it,
-	// may be gone too. It must not wait for the Heartbeater. Optional.
+	// may be gone too, and Owner, which is called next where the lease is to be
+	// created, must know. It must not wait for the Heartbeater. Optional.
 	OnLost func()
 
 	// Alive is called as Run goes on, with the time in which it will be again

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
 // The kubelet's contract on the Lease, and where each part is held:
@@ -23,8 +24,9 @@ import (
 //	at most 50 s                         TestHangingServer
 //	the lease stays after the end        TestWire
 //
-// On purpose other than a kubelet: no renewal while unhealthy (TestUnhealthy) or
-// while somebody else renews (TestForeignWriter), renew times that only go forward
+// On purpose other than a kubelet: no renewal while unhealthy (TestUnhealthy), for a
+// Node that is deleted (TestNodeDeleted) or while somebody else renews
+// (TestForeignWriter), renew times that only go forward
 // (TestNextRenewTime), and the owner, which the caller knows without a GET.
 
 // V23: nothing is created for a Node that is not there, and the next round comes
@@ -125,5 +127,41 @@ func TestCreateFails(t *testing.T) {
 			}
 			api.round(t, "PUT")
 		})
+	})
+}
+
+// The Node is deleted: its lease is not renewed, and not created once that is gone too.
+func TestNodeDeleted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := newFakeAPI()
+		api.existing(time.Minute)
+		config := api.config()
+		logger, lines := logged()
+		config.Logger = logger
+		run(t, config, func(h *Heartbeater) {
+			api.took(t, "GET PUT")
+			api.edit(func() { api.nodeUID, api.sick = "", apierrors.NewNotFound(nodeResource, node) })
+			time.Sleep(30 * time.Second)
+			api.edit(func() { api.lease = nil })
+			time.Sleep(10 * time.Minute)
+			api.took(t, "")
+			if state := h.State(); state.Result != ResultNoNode || !apierrors.IsNotFound(state.Err) {
+				t.Errorf("state %q, %v", state.Result, state.Err)
+			}
+			api.edit(func() { api.nodeUID, api.sick = "another", nil })
+			api.round(t, "PUT GET LOST NODE POST PUT")
+			if owner := api.current().OwnerReferences[0].UID; owner != "another" {
+				t.Errorf("owned by %s", owner)
+			}
+		})
+		want := []string{
+			`level=INFO msg="renewing the lease"`,
+			`level=INFO msg="not renewing the lease: there is no such node" err="nodes \"node-1\" not found"`,
+			`level=WARN msg="the lease is gone" recreated=false`,
+			`level=INFO msg="renewing the lease"`,
+		}
+		if diff := cmp.Diff(want, lines()); diff != "" {
+			t.Errorf("log (-want +got):\n%s", diff)
+		}
 	})
 }

@@ -258,10 +258,14 @@ func (h *Heartbeater) build(ctx context.Context, base *coordinationv1.Lease) (*c
 }
 
 func (h *Heartbeater) health() error {
-	if err := h.config.Healthy(); err != nil {
+	switch err := h.config.Healthy(); {
+	case err == nil:
+		return nil
+	case apierrors.IsNotFound(err):
+		return &skip{ResultNoNode, err}
+	default:
 		return &skip{ResultUnhealthy, err}
 	}
-	return nil
 }
 
 // write sends a lease that build made and takes over what the API server has

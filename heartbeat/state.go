@@ -20,7 +20,7 @@ const (
 	ResultUnhealthy = "skipped_unhealthy"
 	// ResultForeign: not attempted, because somebody else renews the lease.
 	ResultForeign = "skipped_foreign"
-	// ResultNoNode: not attempted, because there is neither a lease nor a Node.
+	// ResultNoNode: not attempted, because there is no Node.
 	ResultNoNode = "skipped_no_node"
 )
 
@@ -99,7 +99,7 @@ func (h *Heartbeater) report(result string, err error, args ...any) {
 		message = "not renewing the lease: somebody else does"
 		args = append(args, "manager", before.ForeignManager, "holder", before.ForeignHolder)
 	case ResultNoNode:
-		level, message = slog.LevelInfo, "not creating the lease: there is no such node"
+		level, message = slog.LevelInfo, "not renewing the lease: there is no such node"
 	}
 	if result == ResultSuccess {
 		clear(h.failures)

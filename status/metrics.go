@@ -14,6 +14,7 @@ type metrics struct {
 	seconds       prometheus.Histogram
 	held          prometheus.Counter
 	registrations *prometheus.CounterVec
+	deleted       prometheus.Gauge
 	watchErrors   prometheus.Counter
 	lastPost      prometheus.Gauge
 	period        prometheus.Gauge
@@ -43,6 +44,10 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Name: "nodeprobe_status_registrations_total",
 			Help: "Registrations of the node by outcome: created, adopted, lost or error.",
 		}, []string{"outcome"}),
+		deleted: auto.NewGauge(prometheus.GaugeOpts{
+			Name: "nodeprobe_status_node_deleted",
+			Help: "Whether the Node was deleted since it was registered, and no other has taken its place: nodeprobe does not register it again until it is restarted.",
+		}),
 		watchErrors: auto.NewCounter(prometheus.CounterOpts{
 			Name: "nodeprobe_status_watch_errors_total",
 			Help: "Watches of the node that ended in an error.",

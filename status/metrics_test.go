@@ -48,7 +48,7 @@ func TestMetrics(t *testing.T) {
 			"patches_total changed success": 0, "patches_total changed error": 0, "patches_total period success": 0, "patches_total period error": 0,
 			"patch_bytes_total changed": 0, "patch_bytes_total period": 0, "patch_duration_seconds": 0,
 			"held_patches_total": 0, "watch_errors_total": 0, "last_patch_timestamp_seconds": 0,
-			"report_period_seconds": 300,
+			"report_period_seconds": 300, "node_deleted": 0,
 		}
 		check := func(when string) {
 			t.Helper()
@@ -91,21 +91,23 @@ func TestMetrics(t *testing.T) {
 			want["patch_duration_seconds"] += updateAttempts
 			check("refused")
 
-			s.api.refuse("PATCH POST", errServer)
 			s.api.remove()
 			s.api.cutWatches(&errServer.ErrStatus)
-			synctest.Wait()
+			s.sleep(time.Minute)
 			want["registrations_total lost"] = 1
-			want["registrations_total error"] = 1
+			want["node_deleted"] = 1
 			want["watch_errors_total"] = 0 // the end of the Node came first
 			check("deleted")
 
 			s.api.put(adopted)
+			s.api.refuse("GET", errServer)
+			s.sleep(7 * time.Second)
 			s.api.refuse("", nil)
-			s.sleep(time.Second)
-			want["registrations_total adopted"] = 1
+			s.sleep(7 * time.Second)
 			got := gather(t, registry)
-			diff(t, "adopted", want["registrations_total adopted"], got["registrations_total adopted"])
+			for name, want := range map[string]float64{"registrations_total adopted": 1, "registrations_total error": 1, "node_deleted": 0} {
+				diff(t, name, want, got[name])
+			}
 			s.api.cutWatches(&errServer.ErrStatus)
 			synctest.Wait()
 			diff(t, "watch errors", 1., gather(t, registry)["watch_errors_total"])

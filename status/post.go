@@ -32,8 +32,8 @@ func sleep(ctx context.Context, d time.Duration) bool {
 // pass runs the pipeline over the last known Node and posts the difference if
 // it is time to. After a failure nobody knows what the API server has, so that
 // the next attempt, be it in this pass or in a later one, reads the Node first.
-func (u *Updater) pass(ctx context.Context) (wait time.Duration, err error) {
-	paid := false
+// Paid says that it has had its turn already.
+func (u *Updater) pass(ctx context.Context, paid bool) (wait time.Duration, err error) {
 	for attempt := range updateAttempts {
 		if wait, err = u.try(ctx, &paid); err == nil || ctx.Err() != nil || apierrors.IsNotFound(err) {
 			return wait, err
@@ -85,7 +85,7 @@ func (u *Updater) try(ctx context.Context, paid *bool) (wait time.Duration, err 
 	}
 	// A post for the period's sake is not paced; if it fails, the next one is:
 	// failures are no lighter for the API server.
-	if !*paid && !facts.Urgent && (draft.changed || u.failing()) {
+	if !*paid && !facts.Urgent && (draft.changed || u.Ready() != nil) {
 		if wait := u.pace.wait(now); wait > 0 {
 			u.hold()
 			return wait, nil
@@ -98,7 +98,6 @@ func (u *Updater) try(ctx context.Context, paid *bool) (wait time.Duration, err 
 		return 0, err
 	}
 	u.report.posted(now, draft.changed, rand.Float64())
-	u.backoff = registerBackoff{}
 	u.result(nil)
 	return min(u.cfg.UpdateFrequency, u.report.left(now)), nil
 }
@@ -122,12 +121,6 @@ func (u *Updater) facts(now time.Time) Facts {
 	return facts
 }
 
-// failing says whether the latest pass failed.
-func (u *Updater) failing() bool {
-	err := u.Ready()
-	return err != nil && !errors.Is(err, errNotRegistered) && !errors.Is(err, errLost)
-}
-
 // hold counts a change that has to wait, once.
 func (u *Updater) hold() {
 	if !u.held {
@@ -142,11 +135,13 @@ func (u *Updater) refresh(ctx context.Context) error {
 		return nil
 	}
 	u.facts(time.Now()) // what changes while the API server is away has its time, too
+	turn := u.sure.turn()
 	node, err := u.find(ctx)
 	if err != nil {
 		return fmt.Errorf("get node %s: %w", u.cfg.NodeName, err)
 	}
 	u.know(node)
+	u.sure.open(turn)
 	return nil
 }
 

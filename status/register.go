@@ -2,6 +2,7 @@ package status
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"runtime"
@@ -58,15 +59,22 @@ func InitialNode(ctx context.Context, cfg *Config, facts *Facts, now time.Time) 
 // register makes sure that the Node exists, and makes it the last known one. It
 // tries once.
 func (u *Updater) register(ctx context.Context) error {
+	turn := u.sure.turn()
 	node, how, err := u.enter(ctx)
-	if err != nil {
+	switch {
+	case errors.Is(err, errDeleted): // which is how it is to be
+		return err
+	case err != nil:
 		u.metrics.registrations.WithLabelValues("error").Inc()
 		return err
 	}
 	u.metrics.registrations.WithLabelValues(how).Inc()
+	u.metrics.deleted.Set(0)
 	u.log.Info("node is registered", "node", node.Name, "how", how, "uid", node.UID)
-	u.uid = node.UID
+	u.uid, u.since = node.UID, time.Now()
 	u.know(node)
+	u.gone.Store(nil)
+	u.sure.open(turn)
 	return nil
 }
 
@@ -77,22 +85,21 @@ func (u *Updater) enter(ctx context.Context) (node *v1.Node, how string, err err
 	if facts.Snapshot.Time.IsZero() {
 		return nil, "", errNoFacts
 	}
-	name, nodes := u.cfg.NodeName, u.cfg.Nodes
-	if !u.cfg.Register {
-		if node, err = u.find(ctx); apierrors.IsNotFound(err) {
+	name := u.cfg.NodeName
+	if !u.mayCreate() {
+		node, err := u.find(ctx)
+		switch {
+		case err == nil:
+			return u.takeOver(ctx, node, nil, &facts)
+		case apierrors.IsNotFound(err) && u.cfg.Register:
+			return nil, "", errDeleted
+		case apierrors.IsNotFound(err):
 			return nil, "", fmt.Errorf("get node %s: %w; who runs the node has to register it, or this is not its name (nodeName, NODE_NAME)", name, err)
-		} else if err != nil {
-			return nil, "", fmt.Errorf("get node %s: %w", name, err)
 		}
-		if err := u.cfg.Allow(node); err != nil {
-			return nil, "", err
-		}
-		u.adopt(node)
-		return node, "adopted", nil
+		return nil, "", fmt.Errorf("get node %s: %w", name, err)
 	}
-	initial, err := InitialNode(ctx, &u.cfg, &facts, time.Now())
-	u.noteSetters(err)
-	node, createErr := nodes.Create(ctx, initial)
+	initial := u.initial(ctx, &facts)
+	node, createErr := u.cfg.Nodes.Create(ctx, initial)
 	switch {
 	case createErr == nil:
 		u.tell(transitions(nil, initial))
@@ -107,20 +114,39 @@ func (u *Updater) enter(ctx context.Context) (node *v1.Node, how string, err err
 	if err != nil {
 		return nil, "", fmt.Errorf("create node %s: %w; get node %s: %w", name, createErr, name, err)
 	}
+	return u.takeOver(ctx, existing, initial, &facts)
+}
+
+// initial is the Node as it would be created now.
+func (u *Updater) initial(ctx context.Context, facts *Facts) *v1.Node {
+	node, err := InitialNode(ctx, &u.cfg, facts, time.Now())
+	u.noteSetters(err)
+	return node
+}
+
+// takeOver mends what registration owns on a Node that exists, unless others register
+// it. Initial is what would be created, nil if that is not known yet.
+func (u *Updater) takeOver(ctx context.Context, existing, initial *v1.Node, facts *Facts) (node *v1.Node, how string, err error) {
 	if err := u.cfg.Allow(existing); err != nil {
 		return nil, "", err
 	}
 	u.adopt(existing)
+	if !u.cfg.Register {
+		return existing, "adopted", nil
+	}
+	if initial == nil {
+		initial = u.initial(ctx, facts)
+	}
 	mended := existing.DeepCopy()
-	if !reconcile(mended, initial, &facts) {
+	if !reconcile(mended, initial, facts) {
 		return existing, "adopted", nil
 	}
 	patch, err := Patch(existing, mended)
 	if err != nil {
 		return nil, "", err
 	}
-	if node, err = nodes.PatchStatus(ctx, name, patch); err != nil {
-		return nil, "", fmt.Errorf("patch node %s: %w", name, err)
+	if node, err = u.cfg.Nodes.PatchStatus(ctx, u.cfg.NodeName, patch); err != nil {
+		return nil, "", fmt.Errorf("patch node %s: %w", u.cfg.NodeName, err)
 	}
 	return node, "adopted", nil
 }
@@ -151,7 +177,7 @@ func (u *Updater) find(ctx context.Context) (*v1.Node, error) {
 }
 
 // registerBackoff is how long to wait before each attempt to register, as the
-// kubelet waits: 0.1 s, doubling up to 7 s.
+// kubelet waits: 0.1 s, doubling up to 7 s. It begins anew once a Node has settled.
 type registerBackoff struct{ next time.Duration }
 
 func (b *registerBackoff) step() time.Duration {

@@ -258,10 +258,6 @@ func TestRegistrationBacksOff(t *testing.T) {
 			s.api.refuse("", nil)
 			s.sleep(7 * time.Second)
 			s.api.took(t, "up again", "POST PATCH")
-			s.api.refuse("POST", errDown)
-			s.api.remove()
-			s.sleep(350 * time.Millisecond)
-			s.api.took(t, "the back-off begins anew", "POST POST POST")
 		})
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,7 +16,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Updater keeps the Node registered and its status posted.
+// Updater registers the Node, once, and keeps its status posted. A Node that is deleted
+// after that stays deleted until a restart. If somebody else creates one of that name,
+// its status is posted as before, and what registration mends on a Node that exists is
+// mended.
 type Updater struct {
 	cfg     Config
 	metrics *metrics
@@ -23,17 +27,17 @@ type Updater struct {
 
 	poke  chan struct{}
 	known chan struct{}           // the Node became known: there is something to watch
-	once  sync.Once               // closes registered
+	sure  latch                   // open while node is known, and nobody has asked to check that
 	node  atomic.Pointer[v1.Node] // last known; written by Run alone, and never changed once stored
 	doubt atomic.Bool             // node may be out of date: read it before the next post
 	plans atomic.Pointer[Plan]    // what Change was told last
 	ok    atomic.Pointer[error]   // of the latest pass
 	last  atomic.Pointer[Posted]  // the latest patch that the API server took
-
-	registered chan struct{} // closed when the Node becomes known for the first time
+	gone  atomic.Pointer[error]   // why there is no Node any more; nil while there is one, or none was yet
 
 	// Owned by Run.
 	uid           types.UID // of the Node that was registered
+	since         time.Time // when that was
 	health        health
 	report        reporter
 	pace          pacer
@@ -57,8 +61,7 @@ func New(cfg Config) (*Updater, error) {
 	u := &Updater{
 		cfg: cfg, log: cfg.Logger, metrics: newMetrics(cfg.Registerer),
 		poke: make(chan struct{}, 1), known: make(chan struct{}, 1),
-		registered: make(chan struct{}),
-		report:     reporter{period: cfg.ReportFrequency}, pace: newPacer(),
+		report: reporter{period: cfg.ReportFrequency}, pace: newPacer(),
 		logged: noted{}, settersLogged: noted{}, unread: noted{},
 	}
 	if cfg.Augment != nil {
@@ -81,19 +84,39 @@ func (u *Updater) Wake() {
 }
 
 // Recheck asks for a pass now that begins with reading the Node: there is
-// reason to think that it was deleted. It never blocks.
+// reason to think that it was deleted. Owner waits until that is done. It never blocks.
 func (u *Updater) Recheck() {
+	u.sure.shut()
 	u.doubt.Store(true)
 	u.Wake()
 }
 
 var (
 	errNotRegistered = errors.New("node is not registered yet")
-	errLost          = errors.New("node was deleted; it is to be registered again")
+	errDeleted       = gone("node was deleted; restart nodeprobe to register it again")
+	errLost          = gone("node was deleted; who runs it has to register it again")
+	errReplaced      = gone("node was deleted, and created again by somebody else")
 )
+
+// gone returns an error that satisfies apierrors.IsNotFound.
+func gone(text string) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound, Message: text,
+	}}
+}
 
 // Ready returns nil once the Node is known and the latest pass went well.
 func (u *Updater) Ready() error { return *u.ok.Load() }
+
+// Gone returns an error, one that satisfies apierrors.IsNotFound, while the Node that
+// was last known is deleted and no other has taken its place: nothing is to be written
+// in its name, its Lease neither.
+func (u *Updater) Gone() error {
+	if err := u.gone.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
 
 // Node returns the Node as the API server last had it, or nil. The caller must
 // not change it.
@@ -114,17 +137,18 @@ func (u *Updater) Posted() Posted {
 	return Posted{}
 }
 
-// Owner returns a reference to the Node, for the Lease. It waits for the first
-// registration until ctx ends, so that the Lease follows the Node at once. Its
-// error satisfies apierrors.IsNotFound while there is no Node.
+// Owner returns a reference to the Node, for the Lease and for Events. It waits until
+// ctx ends for the Node to be known, so that the Lease follows the Node at once, and
+// for the check that Recheck has asked for, so that no Lease is made for a Node that is
+// gone. Its error satisfies apierrors.IsNotFound while there is no Node.
 func (u *Updater) Owner(ctx context.Context) (metav1.OwnerReference, error) {
-	select {
-	case <-u.registered:
-	case <-ctx.Done():
-	}
+	err := u.sure.wait(ctx)
 	node := u.Node()
-	if node == nil {
+	switch {
+	case node == nil:
 		return metav1.OwnerReference{}, apierrors.NewNotFound(v1.Resource("nodes"), u.cfg.NodeName)
+	case err != nil:
+		return metav1.OwnerReference{}, fmt.Errorf("check that node %s exists: %w", u.cfg.NodeName, err)
 	}
 	return metav1.OwnerReference{
 		APIVersion: v1.SchemeGroupVersion.String(), Kind: "Node", Name: node.Name, UID: node.UID,
@@ -150,6 +174,12 @@ func (u *Updater) Run(ctx context.Context) error {
 		case <-ctx.Done():
 		case s := <-seen:
 			if !u.sighted(s) {
+				continue
+			}
+			if u.Node() == nil { // whoever deletes it may do so again
+				wait = u.backoff.step()
+				u.alive(wait)
+				timer.Reset(wait)
 				continue
 			}
 		case <-u.poke:
@@ -195,9 +225,9 @@ func (u *Updater) sighted(s sighting) bool {
 		return false
 	case s.node == nil:
 		if s.gone != node.UID {
-			return false // it has been registered again since
+			return false // there has been another since
 		}
-		u.lost()
+		u.lost(u.lossOf())
 	case !newer(s.node.ResourceVersion, node.ResourceVersion):
 		return false
 	default:
@@ -243,14 +273,39 @@ func (u *Updater) replaced() bool {
 	return node != nil && node.UID != u.uid
 }
 
-// lost forgets a Node that was deleted, so that it is registered again.
-func (u *Updater) lost() {
+// settled is how long a Node must have lived for its deletion to begin a back-off of
+// its own. Otherwise it is one more round of a controller that deletes what others
+// create.
+const settled = time.Minute
+
+// mayCreate says whether registration creates the Node: once in a process, as with a
+// kubelet. Who deletes a Node has it cordoned and drained before, as often as not, and
+// one that came back by itself would undo that.
+func (u *Updater) mayCreate() bool { return u.cfg.Register && u.uid == "" }
+
+// lossOf is what to say of a Node that was deleted.
+func (u *Updater) lossOf() error {
+	if u.cfg.Register {
+		return errDeleted
+	}
+	return errLost
+}
+
+// lost forgets a Node that was deleted. Whether there is another is not looked for
+// before the back-off is over.
+func (u *Updater) lost(why error) {
+	if time.Since(u.since) >= settled {
+		u.backoff = registerBackoff{}
+	}
+	u.sure.shut()
+	u.gone.Store(&why)
+	u.metrics.deleted.Set(1)
 	u.metrics.registrations.WithLabelValues("lost").Inc()
 	u.node.Store(nil)
 	u.doubt.Store(false)
 	u.report.last = time.Time{}
 	u.unschedulable = false
-	u.result(errLost)
+	u.result(why)
 }
 
 // step does what is due now, and returns how long to wait for the next step.
@@ -264,22 +319,34 @@ func (u *Updater) step(ctx context.Context) time.Duration {
 		return wait // whoever woke us
 	}
 	if u.replaced() {
-		u.lost()
+		u.lost(errReplaced)
+		return u.backoff.step()
 	}
+	paid := false
 	if u.Node() == nil {
+		if wait := u.pace.wait(time.Now()); wait > 0 {
+			return wait
+		}
 		if err := u.register(ctx); err != nil {
 			u.failed(ctx, err)
 			return max(u.backoff.step(), asked(err))
 		}
-		u.once.Do(func() { close(u.registered) })
+		// One turn is for both, registration and the first status. An attempt that fails
+		// takes none: the back-off bounds those.
+		u.pace.post(time.Now())
+		paid = true
 		select {
 		case u.known <- struct{}{}:
 		default:
 		}
 	}
-	wait, err := u.pass(ctx)
-	if apierrors.IsNotFound(err) || u.replaced() {
-		u.lost()
+	wait, err := u.pass(ctx, paid)
+	switch {
+	case apierrors.IsNotFound(err):
+		u.lost(u.lossOf())
+		return u.backoff.step()
+	case u.replaced():
+		u.lost(errReplaced)
 		return u.backoff.step()
 	}
 	if err != nil {

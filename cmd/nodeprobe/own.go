@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -227,12 +228,9 @@ func (o *owner) record(kind, reason, message string) {
 	}
 }
 
-// vouch says whether this process may say that the node is alive.
+// vouch says whether this process may say that the node is alive, and that there is one.
 func (o *owner) vouch() error {
-	if err := o.guard.err(); err != nil {
-		return err
-	}
-	return o.sampler.Healthy()
+	return cmp.Or(o.guard.err(), o.updater.Gone(), o.sampler.Healthy())
 }
 
 // toldShutdown says whether the API server knows that the machine is shutting
