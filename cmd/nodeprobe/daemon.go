@@ -89,7 +89,7 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 		return d, fmt.Errorf("set up sampler: %w", err)
 	}
 	d.monitor = newMonitor(cfg, p, d.sampler.Healthy, log, reg)
-	d.limits = &kernelLimits{watch: d.sensor.Watch, levels: d.sensor.Levels, log: log}
+	d.limits = &kernelLimits{watch: d.sensor.Watch, levels: d.sensor.Levels, open: openDirectory, log: log}
 	d.monitor.watch = d.limits.update
 	reg.MustRegister(tierCollector{d.monitor, d.sensor.Hooks()})
 	if d.notifier, err = probe.NewNotifier(probe.NotifierConfig{Procfs: paths.procfs, Sysfs: paths.sysfs, Logger: log}); err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -8,6 +9,9 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
+
+	"github.com/nodeprobe/nodeprobe/probe/deadline"
 )
 
 // wrongPaths says which paths do not lead to the node. In a pod that is a volume
@@ -17,20 +21,35 @@ func wrongPaths(p paths) []finding {
 	for _, path := range []struct{ flag, value, host string }{
 		{"--path.procfs", p.procfs, "/proc"}, {"--path.sysfs", p.sysfs, "/sys"}, {"--path.rootfs", p.rootfs, "/"},
 	} {
-		if err := hasFiles(path.value); err != nil {
+		if err := within("open "+path.value, func() error { return hasFiles(path.value) }); err != nil {
 			findings = append(findings, finding{
 				path.flag, outcomeFails, err.Error(),
 				"mount the node's " + path.host + " there, in a pod as a hostPath volume, or correct " + path.flag,
 			})
 		}
 	}
-	if other := otherRoot(p); len(findings) == 0 && other != "" {
+	if len(findings) > 0 {
+		return findings
+	}
+	other := ""
+	if err := within("stat "+p.rootfs, func() error { other = otherRoot(p); return nil }); err == nil && other != "" {
 		findings = append(findings, finding{
 			"--path.rootfs", outcomeMissing, fmt.Sprintf("%s is not the root directory of the node's process 1, %s", p.rootfs, other),
 			"mount the node's / and name it in --path.rootfs, and its /proc in --path.procfs; disks are not the node's otherwise",
 		})
 	}
 	return findings
+}
+
+// fileTimeout is how long a file or a directory is waited for that may be on a disk.
+const fileTimeout = 2 * time.Second
+
+// within returns what look does, or that it has not returned in time: a disk that hangs
+// is no reason not to start.
+func within(what string, look func() error) error {
+	var worker deadline.Worker[error]
+	err, late := worker.Do(fileTimeout, what, look)
+	return cmp.Or(late, err)
 }
 
 func hasFiles(dir string) error {

@@ -5,8 +5,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 )
 
 // A path that does not lead to the node is named first, and what fails because of
@@ -58,5 +60,28 @@ func TestWrongPaths(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// A path that hangs is named, and keeps nobody from starting.
+func TestWrongPathHangs(t *testing.T) {
+	p := newTree(t, nil).paths()
+	p.rootfs = filepath.Join(t.TempDir(), "fifo")
+	if err := unix.Mkfifo(p.rootfs, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	findings := make(chan []finding, 1)
+	go func() { findings <- wrongPaths(p) }()
+	select {
+	case got := <-findings:
+		if len(got) != 1 || got[0].What != "--path.rootfs" || !strings.Contains(got[0].Detail, "open "+p.rootfs+": no answer within 2s") {
+			t.Errorf("%+v", got)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("hangs")
+	}
+	fd, err := unix.Open(p.rootfs, unix.O_WRONLY|unix.O_NONBLOCK, 0) // ends what hangs
+	if err == nil {
+		unix.Close(fd)
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"log/slog"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/bpf"
 	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/deadline"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 )
 
@@ -25,6 +27,7 @@ import (
 type kernelLimits struct {
 	watch  func([]bpf.Watch) error // bpf.Sensor.Watch
 	levels func(*bpf.Levels)       // bpf.Sensor.Levels
+	open   func(path string) (*os.File, error)
 	log    *slog.Logger
 
 	// stale asks for all watches to be set anew: a filesystem is not what it was.
@@ -46,7 +49,8 @@ type kernelLimits struct {
 	level      bpf.Levels
 	paths      [2]string // of the filesystems that are watched
 	at         time.Time
-	logged     []bool // watched, as it was logged last
+	logged     []bool                     // watched, as it was logged last
+	opening    [2]deadline.Worker[opened] // of nodefs and imagefs
 }
 
 // rearmInterval is how often the watches are set anew although nothing is known
@@ -141,7 +145,7 @@ func (k *kernelLimits) arm(s *probe.Snapshot, estimates []pressure.Estimate) {
 		return
 	}
 	k.at, k.armed, k.paths = s.Time, slices.Clone(k.wanted), [2]string{s.NodeFs.Path, s.ImageFs.Path}
-	wanted, of, closeAll := openFilesystems(s, k.wanted, k.of, estimates)
+	wanted, of, closeAll := k.openFilesystems(s, k.wanted, k.of, estimates)
 	defer closeAll()
 
 	err := k.watch(wanted)
@@ -235,29 +239,68 @@ func filesystemOf(s *probe.Snapshot, sig probe.Signal) *probe.Filesystem {
 	return &s.NodeFs
 }
 
+// openTimeout is how long a filesystem is waited for that has just answered the
+// sample: the verdict waits meanwhile.
+const openTimeout = 100 * time.Millisecond
+
+// opened is a directory of a filesystem. One that comes too late is closed when it is
+// collected as garbage.
+type opened struct {
+	file *os.File
+	err  error
+}
+
+// openDirectory opens a directory as a name of its filesystem, and for nothing else.
+func openDirectory(path string) (*os.File, error) {
+	return os.OpenFile(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+}
+
 // openFilesystems gives the watches of filesystems their descriptors, which the
-// kernel needs only while it is told, and leaves out those that cannot be opened.
-// A filesystem that has just answered the sample will answer this.
-func openFilesystems(s *probe.Snapshot, ws []bpf.Watch, of []int, estimates []pressure.Estimate) (opened []bpf.Watch, openedOf []int, closeAll func()) {
-	fds := map[string]int{}
+// kernel needs only while it is told, and leaves out those that cannot be opened: one
+// that does not answer is asked again after the next sample.
+func (k *kernelLimits) openFilesystems(s *probe.Snapshot, ws []bpf.Watch, of []int, estimates []pressure.Estimate) (watches []bpf.Watch, watchesOf []int, closeAll func()) {
+	files := map[string]*os.File{}
 	for i, w := range ws {
 		if w.Figure == bpf.FreeBytes || w.Figure == bpf.FreeInodes {
-			path := filesystemOf(s, estimates[of[i]].Signal).Path
-			fd, ok := fds[path]
-			if !ok {
-				var err error
-				if fd, err = unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0); err != nil {
-					continue
-				}
-				fds[path] = fd
+			fs := filesystemOf(s, estimates[of[i]].Signal)
+			file, known := files[fs.Path]
+			if !known {
+				file = k.openFilesystem(fs.Path, k.worker(s, fs))
+				files[fs.Path] = file
 			}
-			w.FD = fd
+			if file == nil {
+				continue
+			}
+			w.FD = int(file.Fd())
 		}
-		opened, openedOf = append(opened, w), append(openedOf, of[i])
+		watches, watchesOf = append(watches, w), append(watchesOf, of[i])
 	}
-	return opened, openedOf, func() {
-		for _, fd := range fds {
-			unix.Close(fd)
+	return watches, watchesOf, func() {
+		for _, file := range files {
+			file.Close() // harmless if it is nil
 		}
 	}
+}
+
+func (k *kernelLimits) worker(s *probe.Snapshot, fs *probe.Filesystem) *deadline.Worker[opened] {
+	if fs == &s.ImageFs {
+		return &k.opening[1]
+	}
+	return &k.opening[0]
+}
+
+// openFilesystem returns nil if the directory cannot be opened.
+func (k *kernelLimits) openFilesystem(path string, worker *deadline.Worker[opened]) *os.File {
+	o, err := worker.Do(openTimeout, "open "+path, func() (o opened) {
+		o.file, o.err = k.open(path)
+		return o
+	})
+	if err != nil {
+		k.stale.Store(true)
+		return nil
+	}
+	if o.err != nil {
+		return nil
+	}
+	return o.file
 }

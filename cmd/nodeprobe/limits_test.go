@@ -3,9 +3,12 @@ package main
 import (
 	"errors"
 	"log/slog"
+	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -38,7 +41,7 @@ func newLimitsScene(t *testing.T, config pressure.Config) *limitsScene {
 		t.Fatal(err)
 	}
 	s := &limitsScene{}
-	s.kernelLimits = &kernelLimits{log: slog.New(slog.NewTextHandler(&s.log, nil)), levels: s.seen, watch: func(ws []bpf.Watch) error {
+	s.kernelLimits = &kernelLimits{log: slog.New(slog.NewTextHandler(&s.log, nil)), levels: s.seen, open: openDirectory, watch: func(ws []bpf.Watch) error {
 		s.calls = append(s.calls, slices.Clone(ws))
 		return s.refuse
 	}}
@@ -357,4 +360,37 @@ func TestChangedLimits(t *testing.T) {
 			t.Errorf("%v: told again", hard)
 		}
 	}
+}
+
+// A filesystem that hangs when it is opened costs its own watches: the others are set,
+// it is waited for once, opened once, and watched again when it is back.
+func TestHungFilesystemIsNotWatched(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newLimitsScene(t, pressure.Config{Hard: map[string]string{"memory.available": "100Mi", "nodefs.available": "10%"}})
+		var opens atomic.Int32
+		gate := make(chan struct{})
+		s.open = func(path string) (*os.File, error) {
+			opens.Add(1)
+			<-gate
+			return openDirectory(path)
+		}
+		start := time.Now()
+		for range 5 {
+			watched := s.after(10 * time.Second)
+			for i, e := range s.estimates {
+				if want := e.Signal == probe.MemoryAvailable || e.Signal == probe.PIDAvailable; watched[i] != want {
+					t.Errorf("%s: watched %t, want %t", e.Threshold, watched[i], want)
+				}
+			}
+		}
+		if took := time.Since(start); took != openTimeout || opens.Load() != 1 {
+			t.Errorf("took %s for %d calls, want %s for 1", took, opens.Load(), openTimeout)
+		}
+		close(gate)
+		synctest.Wait()
+		s.after(10 * time.Second)
+		if last := s.calls[len(s.calls)-1]; !slices.ContainsFunc(last, func(w bpf.Watch) bool { return w.Figure == bpf.FreeBytes }) {
+			t.Errorf("not watched when it is back: %+v", last)
+		}
+	})
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 
 	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/deadline"
 	"github.com/nodeprobe/nodeprobe/status"
 )
 
@@ -40,8 +42,25 @@ type configFiles struct {
 	settings []setting
 }
 
-func (f configFiles) load() (config, *policy, error) {
-	return loadConfig(f.own, f.kubelet, f.settings...)
+// loadedConfig is what the files come to, or why they are no configuration.
+type loadedConfig struct {
+	config config
+	policy *policy
+	err    error
+}
+
+// load reads the files; worker does, as they may be on a disk that hangs.
+func (f configFiles) load(worker *deadline.Worker[loadedConfig]) (config, *policy, error) {
+	loaded, err := worker.Do(fileTimeout, "read configuration "+f.String(), func() (l loadedConfig) {
+		l.config, l.policy, l.err = loadConfig(f.own, f.kubelet, f.settings...)
+		return l
+	})
+	return loaded.config, loaded.policy, cmp.Or(err, loaded.err)
+}
+
+// String names the files.
+func (f configFiles) String() string {
+	return strings.Join(slices.DeleteFunc([]string{f.own, f.kubelet.file, f.kubelet.dir}, func(path string) bool { return path == "" }), ", ")
 }
 
 // look tells one state of the files from another, and when the latest of them was
@@ -77,6 +96,29 @@ func (f configFiles) look() (state string, written time.Time) {
 	return b.String(), written
 }
 
+// fileState tells one state of the files from another.
+type fileState struct {
+	text    string // "" if it is not known
+	written time.Time
+}
+
+// fileState looks at the files.
+func (r *reloader) fileState() fileState {
+	state, err := r.looking.Do(fileTimeout, "stat "+r.files.String(), func() (s fileState) {
+		s.text, s.written = r.files.look()
+		return s
+	})
+	said := ""
+	if err != nil {
+		said = err.Error()
+	}
+	if said != r.said && err != nil {
+		r.log.Warn("cannot tell whether the configuration has changed", "err", err)
+	}
+	r.said = said
+	return state
+}
+
 // reloader takes over a configuration that has changed, when SIGHUP asks for it or
 // within a minute, and leaves the kernel's programs attached. One with a mistake
 // changes nothing. A nil one does nothing.
@@ -93,6 +135,9 @@ type reloader struct {
 	// Owned by Run.
 	current config
 	state   string // of the files that were read last
+	said    string // why they could not be looked at, as it was logged last
+	loading deadline.Worker[loadedConfig]
+	looking deadline.Worker[fileState]
 
 	successful, successTime, restart prometheus.Gauge
 }
@@ -108,7 +153,7 @@ func newReloader(d *daemon, files configFiles, cfg *config, level *slog.LevelVar
 		successTime: gauge("nodeprobe_config_last_reload_success_timestamp_seconds", "When the configuration in force was read."),
 		restart:     gauge("nodeprobe_config_restart_needed", "Whether the configuration has fields that are not in force before a restart."),
 	}
-	r.state, _ = files.look()
+	r.state = r.fileState().text
 	r.successful.Set(1)
 	r.successTime.SetToCurrentTime()
 	return r
@@ -147,7 +192,7 @@ func (r *reloader) Run(ctx context.Context) error {
 		case <-r.hangup:
 			r.reload()
 		case <-r.looks:
-			if state, written := r.files.look(); state != r.state && time.Since(written) >= settled {
+			if now := r.fileState(); now.text != "" && now.text != r.state && time.Since(now.written) >= settled {
 				r.reload()
 			}
 		}
@@ -158,7 +203,7 @@ func (r *reloader) Run(ctx context.Context) error {
 func (r *reloader) reload() {
 	r.daemon.supervisor.reloading()
 	defer r.daemon.supervisor.reloaded()
-	r.state, _ = r.files.look() // first: what is written from here on is news
+	r.state = r.fileState().text // first: what is written from here on is news
 	err := r.take()
 	r.bad.Store(err != nil)
 	if err == nil {
@@ -174,7 +219,7 @@ func (r *reloader) reload() {
 
 // take puts what has changed in force.
 func (r *reloader) take() error {
-	wanted, _, err := r.files.load()
+	wanted, _, err := r.files.load(&r.loading)
 	if err != nil {
 		return err
 	}

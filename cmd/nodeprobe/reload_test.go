@@ -13,6 +13,10 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nodeprobe/nodeprobe/probe/deadline"
 )
 
 // reloading is a daemon that runs with a configuration file.
@@ -38,7 +42,7 @@ func runReloading(t *testing.T) *reloading {
 	r := &reloading{t: t, tree: newTree(t, nil), file: filepath.Join(t.TempDir(), "config.yaml"), level: new(slog.LevelVar), log: &logBuffer{}}
 	r.write(reloadConfig("1Gi", ""))
 	files := configFiles{own: r.file}
-	cfg, p, err := files.load()
+	cfg, p, err := files.load(new(deadline.Worker[loadedConfig]))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -269,4 +273,34 @@ func TestReloadChecksResources(t *testing.T) {
 	if got := gauges(t, d.registry, "nodeprobe_condition_status")["MemoryPressure"]; got != 1 {
 		t.Error("it is not in force")
 	}
+}
+
+// A configuration that cannot be read for a disk that hangs is refused, holds up
+// neither the next reload nor the end, and is read when the disk answers.
+func TestReloadOfFileThatHangs(t *testing.T) {
+	r := runReloading(t)
+	if err := os.Remove(r.file); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mkfifo(r.file, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.hangup(saidRefused + ` err="read configuration ` + r.file + `: no answer within 2s`)
+	r.hangup(saidRefused)
+	answer, err := os.OpenFile(r.file, os.O_WRONLY, 0) // both hang until somebody writes
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(r.file); err != nil {
+		t.Fatal(err)
+	}
+	r.write(reloadConfig("7Gi", ""))
+	answer.Close()
+	eventually(t, "reloaded", func() bool {
+		select {
+		case r.reloader.hangup <- syscall.SIGHUP:
+		default:
+		}
+		return r.memory() == 1
+	})
 }

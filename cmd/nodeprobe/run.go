@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/deadline"
 )
 
 // override is a flag of run that wins over the configuration file.
@@ -82,7 +83,7 @@ configuration file, and that over a kubelet's.`,
 			return &exitError{exitUsage, fmt.Errorf("--table: %w", err)}
 		}
 		files := configFiles{own: file, kubelet: kubelet, settings: settings()}
-		cfg, policy, err := files.load()
+		cfg, policy, err := files.load(new(deadline.Worker[loadedConfig]))
 		if err != nil {
 			return &exitError{exitUsage, err}
 		}
