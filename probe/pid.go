@@ -3,20 +3,51 @@ package probe
 import (
 	"bytes"
 	"errors"
+	"fmt"
+	"os"
 	"path/filepath"
 )
 
 // taskReader reads how many tasks exist and how many may.
 type taskReader struct {
+	procfs                      string
 	loadavg, pidMax, threadsMax hotFile
+	foreign                     error // why pid_max is not the node's
 }
 
 func newTaskReader(procfs string) *taskReader {
 	return &taskReader{
+		procfs:     procfs,
 		loadavg:    newHotFile(filepath.Join(procfs, "loadavg")),
 		pidMax:     newHotFile(filepath.Join(procfs, "sys/kernel/pid_max")),
 		threadsMax: newHotFile(filepath.Join(procfs, "sys/kernel/threads-max")),
 	}
+}
+
+// ErrPIDNamespace says that this process is in a PID namespace of its own, in which
+// the node's pid_max cannot be read: the kernel answers with that of whoever asks,
+// whichever /proc it asks. The other figures are the node's.
+var ErrPIDNamespace = errors.New("not in the node's PID namespace, and pid_max is that of the reader's")
+
+// initialPIDNamespace is PROC_PID_INIT_INO, the inode number of the first one.
+const initialPIDNamespace = "pid:[4026531836]"
+
+// discover finds out whose pid_max it is. Before Linux 6.14 there is but one.
+func (r *taskReader) discover() {
+	release, _ := kernelRelease()
+	r.foreign = foreignPIDMax(r.procfs, release)
+}
+
+// foreignPIDMax returns ErrPIDNamespace, or nil also where that cannot be told.
+func foreignPIDMax(procfs, release string) error {
+	var major, minor int
+	if n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor); n == 2 && (major < 6 || major == 6 && minor < 14) {
+		return nil
+	}
+	if ns, err := os.Readlink(filepath.Join(procfs, "self/ns/pid")); err == nil && ns != initialPIDNamespace {
+		return readError(filepath.Join(procfs, "sys/kernel/pid_max"), ErrPIDNamespace)
+	}
+	return nil
 }
 
 // read fills in the task part of s.
@@ -37,6 +68,9 @@ func (r *taskReader) read(s *Snapshot) {
 // is to the kubelet; a limit that is not 0 is good even if there is an error,
 // which tells what is wrong with the other.
 func (r *taskReader) readLimit() (int64, error) {
+	if r.foreign != nil { // and what threads-max allows may be many times that
+		return 0, r.foreign
+	}
 	pids, err := readPositive(&r.pidMax)
 	threads, threadsErr := readPositive(&r.threadsMax)
 	switch {

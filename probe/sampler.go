@@ -199,6 +199,7 @@ func (s *Sampler) Sample() *Snapshot {
 	if due {
 		s.machineRead, remount = snap.Time, true
 		s.memory.discover(s.cfg.cgroupfs())
+		s.tasks.discover()
 		s.stalls.discover()
 	}
 	s.memory.read(snap)

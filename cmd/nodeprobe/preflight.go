@@ -247,6 +247,11 @@ func findSource(source probe.Source, err error) finding {
 	switch source {
 	case probe.SourcePressureCPU, probe.SourcePressureMemory, probe.SourcePressureIO:
 		f.Outcome, f.Remedy = outcomeMissing, "boot with psi=1 on a kernel built with CONFIG_PSI (Linux 4.20); stall figures are missing without it"
+	case probe.SourceTaskLimit:
+		f.Remedy = "mount the host's /proc at --path.procfs"
+		if errors.Is(err, probe.ErrPIDNamespace) {
+			f.Remedy = "set hostPID: true in the pod, or else run in the node's PID namespace; pid.available is missing without it"
+		}
 	case probe.SourceVmstat:
 		f.Outcome, f.Remedy = outcomeMissing, "the OOM kill count needs Linux 4.13"
 	case probe.SourceNodeFs, probe.SourceImageFs:

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/probe"
 )
 
 // preflightJSON runs the command and checks what holds for every answer.
@@ -186,5 +187,20 @@ func TestCapabilities(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// What is read in a namespace of a container's comes with what puts it right.
+func TestPreflightInNamespaces(t *testing.T) {
+	for source, test := range map[probe.Source]struct {
+		err    error
+		remedy string
+	}{
+		probe.SourceTaskLimit: {probe.ErrPIDNamespace, "hostPID: true"},
+	} {
+		f := findSource(source, fmt.Errorf("read it: %w", test.err))
+		if f.Outcome != outcomeFails || !strings.Contains(f.Remedy, test.remedy) {
+			t.Errorf("%s: %+v", source, f)
+		}
 	}
 }
