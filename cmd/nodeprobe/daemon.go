@@ -186,7 +186,7 @@ func (d *daemon) liveChecks() []check {
 }
 
 func (d *daemon) readyChecks() []check {
-	checks := d.liveChecks()
+	checks := append(d.liveChecks(), check{"conditions", d.monitor.judged})
 	if d.writer != nil {
 		checks = append(checks, d.writer.readyChecks()...)
 	}

@@ -229,6 +229,83 @@ func TestRun(t *testing.T) {
 	eventually(t, "no goroutine left", func() bool { return len(goroutines()) <= len(before) })
 }
 
+// A wrong path is not ready, and says why; a machine without PSI is ready.
+func TestNotReadyForWantOfSignals(t *testing.T) {
+	for name, test := range map[string]struct {
+		changes map[string]string
+		procfs  string
+		want    []string // of the reasons; nil is ready
+	}{
+		"no PSI": {changes: map[string]string{"proc/pressure/cpu": "", "proc/pressure/memory": "", "proc/pressure/io": ""}},
+		"no procfs": {procfs: "/nope", want: []string{
+			"[-]conditions failed: ",
+			"MemoryPressure could not be judged yet: memory.available: open /nope/meminfo: no such file or directory",
+			"PIDPressure could not be judged yet: pid.available: open /nope/loadavg: no such file or directory",
+			"example.com/Low could not be judged yet: memory.available: open /nope/meminfo: no such file or directory",
+		}},
+		"no memory cgroup": {changes: map[string]string{"sys/fs/cgroup/memory.stat": ""}, want: []string{
+			"MemoryPressure could not be judged yet: memory.available: find memory controller below ",
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			url := startOn(t, newTree(t, test.changes), test.procfs)
+			if code, body := get(t, url+"/livez"); code != http.StatusOK {
+				t.Errorf("/livez: %d: %s", code, body)
+			}
+			code, body := get(t, url+"/readyz")
+			if ready := code == http.StatusOK; ready != (test.want == nil) {
+				t.Errorf("/readyz: %d: %s", code, body)
+			}
+			for _, want := range test.want {
+				if !strings.Contains(body, want) {
+					t.Errorf("/readyz does not say %q:\n%s", want, body)
+				}
+			}
+		})
+	}
+}
+
+// startOn runs the command on a tree, with a condition of its own, until the test ends,
+// and returns its URL.
+func startOn(t *testing.T, tr *tree, procfs string) string {
+	t.Helper()
+	config := writeConfig(t, "sampleInterval: 100ms\nconditions: {example.com/Low: "+
+		"{when: [memory.available < 1Mi, memory.some.avg10 > 99%], reason: Low, okReason: Enough}}\n")
+	args := append(tr.flags(), "--config", config, "--web.listen-address=127.0.0.1:0")
+	if procfs != "" {
+		args = append(args, "--path.procfs="+procfs)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	s := start(ctx, args...)
+	t.Cleanup(func() { stop(); s.wait(t) })
+	return "http://" + s.address(t)
+}
+
+// Readiness is whether a condition could be judged once; what it cannot be later is
+// said elsewhere, and no reason to take the node for one that was set up wrong.
+func TestReadyOnceJudged(t *testing.T) {
+	tr := newTree(t, map[string]string{"proc/loadavg": ""})
+	url := startOn(t, tr, "")
+	code, body := get(t, url+"/readyz")
+	if want := "[-]conditions failed: PIDPressure could not be judged yet: pid.available: open "; code != http.StatusServiceUnavailable || !strings.Contains(body, want) {
+		t.Errorf("/readyz: %d: %s", code, body)
+	}
+	tr.write("proc/loadavg", treeFiles()["proc/loadavg"])
+	eventually(t, "ready", func() bool { code, _ := get(t, url+"/readyz"); return code == http.StatusOK })
+	errors := func() string {
+		_, body := get(t, url+"/metrics")
+		_, after, _ := strings.Cut(body, `nodeprobe_sampler_read_errors_total{source="loadavg"} `)
+		count, _, _ := strings.Cut(after, "\n")
+		return count
+	}
+	before := errors()
+	tr.write("proc/loadavg", "garbage\n")
+	eventually(t, "an error", func() bool { return errors() != before })
+	if code, body := get(t, url+"/readyz"); code != http.StatusOK {
+		t.Errorf("/readyz after it was judged: %d: %s", code, body)
+	}
+}
+
 // A signal is how it is stopped, and no failure.
 func TestRunUntilSignal(t *testing.T) {
 	tr := newTree(t, nil)

@@ -132,7 +132,8 @@ On webListenAddress, 127.0.0.1:9732 by default:
 	/api/v1/history    those ten minutes as JSON
 	/metrics           Prometheus and OpenMetrics
 	/livez, /healthz   200 while samples keep coming, else 503
-	/readyz            the same, and in mode own: Node posted, Lease renewed
+	/readyz            the same, once each condition could be judged, and its status
+	                   is posted; in mode own, the Lease renewed
 
 	/configz           the configuration in force, as JSON
 	/debug/pprof/      with --web.enable-pprof, for "go tool pprof"

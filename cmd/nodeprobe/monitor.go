@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"math"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -207,6 +208,21 @@ func (m *monitor) past() []point {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.history.past(m.snapshot.Time)
+}
+
+// judged returns on one line which conditions could not be judged since the start, and
+// why.
+func (m *monitor) judged() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var texts []string
+	for _, err := range slices.Concat(m.evaluator.Unjudged(&m.snapshot), m.rules.Unjudged(&m.snapshot, &m.verdicts)) {
+		texts = append(texts, err.Error())
+	}
+	if texts == nil {
+		return nil
+	}
+	return errors.New(strings.Join(texts, "; "))
 }
 
 // facts returns the latest snapshot and what was made of it.

@@ -21,7 +21,7 @@ func (e *Evaluator) Change(thresholds []Threshold, transitionPeriod time.Duratio
 		}
 	}
 	for c := range next.holds {
-		next.holds[c].Verdict = e.holds[c].Verdict
+		next.holds[c].Verdict, next.holds[c].judged = e.holds[c].Verdict, e.holds[c].judged
 	}
 	next.verdicts = e.verdicts
 	*e = *next

@@ -17,6 +17,8 @@ type hold struct {
 	Verdict
 	// watched says that the condition has thresholds.
 	watched bool
+	// judged says that a snapshot was enough to decide.
+	judged bool
 }
 
 // observe is one pass of the kubelet's nodeConditionsLastObservedAt and
@@ -25,6 +27,7 @@ func (h *hold) observe(now time.Time, period time.Duration, s *sighting) Verdict
 	v := &h.Verdict
 	was := v.Status
 	v.Met, v.Held, v.Frozen = s.met, false, false
+	h.judged = h.judged || s.met || !s.absent
 	if was == True {
 		v.LastMet = rebase(v.LastMet, now)
 	}

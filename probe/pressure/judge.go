@@ -38,6 +38,7 @@ type state struct {
 	holding time.Time // since when a clause has held; zero while none does
 	held    time.Time // when one last held
 	known   time.Time // when it was last known whether one does; the first snapshot before that
+	judged  bool      // it was known once
 }
 
 // NewJudge returns a Judge to which every condition is Unknown.
@@ -83,6 +84,7 @@ func (j *Judge) observe(i int, s *probe.Snapshot, verdicts *[NumConditions]Verdi
 		st.known = now
 	}
 	truth, clause := rule.evaluate(s, verdicts)
+	st.judged = st.judged || truth != Unknown
 	status := f.Status
 	switch truth {
 	case True:

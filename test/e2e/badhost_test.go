@@ -56,7 +56,8 @@ func TestBadHost(t *testing.T) {
 		msg     string // of a line of the log
 		says    string // in that line
 		unknown []corev1.NodeConditionType
-		why     string // in the messages of these
+		why     string // in the messages of these, and why it is not ready
+		ready   bool   // all the same: it is the machine that lacks it
 	}{
 		{
 			name: "no procfs", args: []string{"--path.procfs=/nowhere"}, finding: "fails --path.procfs mount the node's /proc there",
@@ -113,7 +114,7 @@ func TestBadHost(t *testing.T) {
 		},
 		{
 			name: "PSI turned off", mounts: "for r in cpu memory io; do mount --bind THREADED /proc/pressure/$r; done", finding: "missing pressure_memory boot with psi=1",
-			msg: "no pressure stall information", says: `"level":"INFO"`, unknown: []corev1.NodeConditionType{ourMemoryContention, ourIOContention}, why: "boot with psi=1",
+			msg: "no pressure stall information", says: `"level":"INFO"`, ready: true, unknown: []corev1.NodeConditionType{ourMemoryContention, ourIOContention}, why: "boot with psi=1",
 		},
 		{
 			name: "PSI hidden", mounts: "mount --bind EMPTY /proc/pressure", finding: "missing pressure_memory boot with psi=1",
@@ -155,7 +156,12 @@ func TestBadHost(t *testing.T) {
 				}
 				return errNotYet
 			})
-			n.waitReady(a)
+			if test.ready || test.unknown == nil {
+				n.waitReady(a)
+			} else {
+				wantReadyz(t, a, "could not be judged yet: ")
+				wantReadyz(t, a, test.why)
+			}
 			n.waitOurs(test.unknown...)
 			for _, kind := range test.unknown {
 				n.waitCondition(kind, corev1.ConditionUnknown)

@@ -1,0 +1,72 @@
+package pressure
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/nodeprobe/nodeprobe/probe"
+)
+
+// Unjudged returns an error for each condition that no snapshot since the start
+// was enough for, because a signal cannot be read: a path may be wrong. A signal
+// that this machine does not have is no such reason. The snapshot is the latest
+// that Observe was given.
+func (e *Evaluator) Unjudged(s *probe.Snapshot) []error {
+	var errs []error
+	for c := range e.holds {
+		if e.holds[c].judged {
+			continue
+		}
+		var why []string
+		for i := range e.watches {
+			w := &e.watches[i]
+			if w.Condition() == Condition(c) {
+				why = appendUnread(why, w.Signal.String(), s.Signals[w.Signal].Err)
+			}
+		}
+		errs = appendUnjudged(errs, Condition(c).String(), why)
+	}
+	return errs
+}
+
+// Unjudged is what Evaluator's is. A condition that only needs a verdict is not
+// among them: the verdict's condition is.
+func (j *Judge) Unjudged(s *probe.Snapshot, verdicts *[NumConditions]Verdict) []error {
+	var errs []error
+	for i := range j.rules {
+		if j.states[i].judged {
+			continue
+		}
+		var why []string
+		for _, c := range j.rules[i].When {
+			for k := range c {
+				t := &c[k]
+				if t.kind == termVerdict || t.evaluate(s, verdicts) != Unknown {
+					continue
+				}
+				why = appendUnread(why, t.name(), t.why(s))
+			}
+		}
+		errs = appendUnjudged(errs, j.rules[i].Type, why)
+	}
+	return errs
+}
+
+// appendUnread adds a line that says why a figure cannot be read, if it is one that
+// there is.
+func appendUnread(why []string, name string, err error) []string {
+	if err == nil || errors.Is(err, errors.ErrUnsupported) {
+		return why
+	}
+	return append(why, name+": "+strings.ReplaceAll(err.Error(), "\n", ", "))
+}
+
+func appendUnjudged(errs []error, condition string, why []string) []error {
+	if len(why) == 0 {
+		return errs
+	}
+	slices.Sort(why)
+	return append(errs, fmt.Errorf("%s could not be judged yet: %s", condition, strings.Join(slices.Compact(why), "; ")))
+}

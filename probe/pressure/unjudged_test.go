@@ -1,0 +1,96 @@
+package pressure
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/nodeprobe/nodeprobe/probe"
+)
+
+// Which conditions could not be judged since the start, by what could be read: at the
+// first snapshot, and at a second one.
+func TestUnjudged(t *testing.T) {
+	thresholds, _, err := Parse(Config{Hard: map[string]string{"memory.available": "5", "nodefs.available": "5", "imagefs.available": "5"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rules []Rule
+	for _, when := range []string{"MemoryPressure", "memory.available < 10", "io.full.avg10 > 20%", "nodefs.available < 10 and io.full.avg10 > 20%"} {
+		clause, err := ParseClause(when)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rules = append(rules, Rule{Type: when, When: []Clause{clause}})
+	}
+	fine := probe.Observation{Available: 50, Capacity: 100, OK: true}
+	low := probe.Observation{Available: 1, Capacity: 100, OK: true}
+	gone := errors.New("no such file")
+	unread := probe.Observation{Err: gone}
+	stalls := probe.Stall{OK: true, FullOK: true}
+	type reading struct {
+		memory, nodefs, imagefs probe.Observation
+		io                      probe.Stall
+	}
+	well := reading{fine, fine, fine, stalls}
+	for name, test := range map[string]struct {
+		first, second reading
+		want          []string
+	}{
+		"all is well": {well, well, nil},
+		"nothing can be read": {
+			reading{unread, unread, unread, probe.Stall{Err: gone}}, reading{unread, unread, unread, probe.Stall{Err: gone}},
+			[]string{
+				"MemoryPressure could not be judged yet: memory.available: no such file",
+				"DiskPressure could not be judged yet: imagefs.available: no such file; nodefs.available: no such file",
+				"memory.available < 10 could not be judged yet: memory.available: no such file",
+				"io.full.avg10 > 20% could not be judged yet: io.full.avg10: no such file",
+				"nodefs.available < 10 and io.full.avg10 > 20% could not be judged yet: io.full.avg10: no such file; nodefs.available: no such file",
+			},
+		},
+		"no more than at first":  {reading{unread, unread, unread, probe.Stall{Err: gone}}, well, nil},
+		"not any more":           {well, reading{unread, unread, unread, probe.Stall{Err: gone}}, nil},
+		"no such things here":    {reading{fine, fine, probe.Observation{}, probe.Stall{}}, reading{fine, fine, probe.Observation{}, probe.Stall{}}, nil},
+		"a kernel without PSI":   {reading{fine, fine, fine, probe.Stall{Err: fmt.Errorf("psi=0: %w", errors.ErrUnsupported)}}, reading{fine, fine, fine, probe.Stall{Err: errors.ErrUnsupported}}, nil},
+		"what is read is enough": {reading{fine, low, unread, stalls}, reading{fine, low, unread, stalls}, nil},
+		"what is read is not enough": {
+			reading{fine, fine, unread, stalls}, reading{fine, fine, unread, stalls},
+			[]string{"DiskPressure could not be judged yet: imagefs.available: no such file"},
+		},
+		"several reasons": {
+			reading{probe.Observation{Err: errors.Join(gone, errors.New("no controller"))}, fine, fine, stalls}, reading{probe.Observation{Err: errors.Join(gone, errors.New("no controller"))}, fine, fine, stalls},
+			[]string{
+				"MemoryPressure could not be judged yet: memory.available: no such file, no controller",
+				"memory.available < 10 could not be judged yet: memory.available: no such file, no controller",
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e, j := NewEvaluator(thresholds, time.Minute), NewJudge(rules)
+			// What a Node says from before is not what was read.
+			e.Seed(MemoryPressure, True, time.Unix(900, 0))
+			var s probe.Snapshot
+			var verdicts [NumConditions]Verdict
+			for i, r := range []reading{test.first, test.second} {
+				s = probe.Snapshot{Time: time.Unix(1000+int64(i), 0)}
+				s.Signals[probe.MemoryAvailable], s.Signals[probe.NodeFsAvailable], s.Signals[probe.ImageFsAvailable] = r.memory, r.nodefs, r.imagefs
+				s.Pressure[probe.IO] = r.io
+				copy(verdicts[:], e.Observe(&s))
+				j.Observe(&s, &verdicts)
+			}
+			// A reload starts nothing anew.
+			e.Change(thresholds, time.Minute)
+			j.Change(rules)
+			var got []string
+			for _, err := range append(e.Unjudged(&s), j.Unjudged(&s, &verdicts)...) {
+				got = append(got, err.Error())
+			}
+			if diff := cmp.Diff(test.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
