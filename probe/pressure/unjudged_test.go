@@ -35,15 +35,16 @@ func TestUnjudged(t *testing.T) {
 		memory, nodefs, imagefs probe.Observation
 		io                      probe.Stall
 	}
-	well := reading{fine, fine, fine, stalls}
+	well, nothing := reading{fine, fine, fine, stalls}, reading{unread, unread, unread, probe.Stall{Err: gone}}
+	noImages := reading{fine, fine, unread, stalls}
+	joined := probe.Observation{Err: errors.Join(gone, errors.New("no controller"))}
 	for name, test := range map[string]struct {
 		first, second reading
 		want          []string
 	}{
 		"all is well": {well, well, nil},
 		"nothing can be read": {
-			reading{unread, unread, unread, probe.Stall{Err: gone}}, reading{unread, unread, unread, probe.Stall{Err: gone}},
-			[]string{
+			nothing, nothing, []string{
 				"MemoryPressure could not be judged yet: memory.available: no such file",
 				"DiskPressure could not be judged yet: imagefs.available: no such file; nodefs.available: no such file",
 				"memory.available < 10 could not be judged yet: memory.available: no such file",
@@ -51,18 +52,16 @@ func TestUnjudged(t *testing.T) {
 				"nodefs.available < 10 and io.full.avg10 > 20% could not be judged yet: io.full.avg10: no such file; nodefs.available: no such file",
 			},
 		},
-		"no more than at first":  {reading{unread, unread, unread, probe.Stall{Err: gone}}, well, nil},
-		"not any more":           {well, reading{unread, unread, unread, probe.Stall{Err: gone}}, nil},
+		"no more than at first":  {nothing, well, nil},
+		"not any more":           {well, nothing, nil},
 		"no such things here":    {reading{fine, fine, probe.Observation{}, probe.Stall{}}, reading{fine, fine, probe.Observation{}, probe.Stall{}}, nil},
 		"a kernel without PSI":   {reading{fine, fine, fine, probe.Stall{Err: fmt.Errorf("psi=0: %w", errors.ErrUnsupported)}}, reading{fine, fine, fine, probe.Stall{Err: errors.ErrUnsupported}}, nil},
 		"what is read is enough": {reading{fine, low, unread, stalls}, reading{fine, low, unread, stalls}, nil},
 		"what is read is not enough": {
-			reading{fine, fine, unread, stalls}, reading{fine, fine, unread, stalls},
-			[]string{"DiskPressure could not be judged yet: imagefs.available: no such file"},
+			noImages, noImages, []string{"DiskPressure could not be judged yet: imagefs.available: no such file"},
 		},
 		"several reasons": {
-			reading{probe.Observation{Err: errors.Join(gone, errors.New("no controller"))}, fine, fine, stalls}, reading{probe.Observation{Err: errors.Join(gone, errors.New("no controller"))}, fine, fine, stalls},
-			[]string{
+			reading{joined, fine, fine, stalls}, reading{joined, fine, fine, stalls}, []string{
 				"MemoryPressure could not be judged yet: memory.available: no such file, no controller",
 				"memory.available < 10 could not be judged yet: memory.available: no such file, no controller",
 			},
