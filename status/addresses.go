@@ -1,6 +1,7 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	netutils "k8s.io/utils/net"
+
+	"github.com/nodeprobe/nodeprobe/probe/deadline"
 )
 
 // providedNodeIP is read by cloud controller managers.
@@ -241,7 +244,7 @@ func (a *Addresses) validate(ip net.IP) error {
 // withMachine fills in the functions that are not set.
 func (a Addresses) withMachine() Addresses {
 	if a.Lookup == nil {
-		a.Lookup = machineLookup
+		a.Lookup = bounded(machineLookup)
 	}
 	if a.DefaultRoute == nil {
 		a.DefaultRoute = utilnet.ResolveBindAddress
@@ -250,6 +253,24 @@ func (a Addresses) withMachine() Addresses {
 		a.Interfaces = net.InterfaceAddrs
 	}
 	return a
+}
+
+// bounded gives a lookup a deadline. The resolver reads /etc/hosts and
+// /etc/resolv.conf, and each call that was given up there, by a context alone, would
+// leave its goroutines behind for as long as the disk hangs.
+func bounded(lookup func(context.Context, string) ([]net.IP, error)) func(context.Context, string) ([]net.IP, error) {
+	type result struct {
+		ips []net.IP
+		err error
+	}
+	var worker deadline.Worker[result]
+	return func(ctx context.Context, name string) ([]net.IP, error) {
+		r, err := worker.Do(lookupTimeout, "resolve "+name, func() (r result) {
+			r.ips, r.err = lookup(context.WithoutCancel(ctx), name)
+			return r
+		})
+		return r.ips, cmp.Or(err, r.err)
+	}
 }
 
 func machineLookup(ctx context.Context, name string) ([]net.IP, error) {

@@ -92,6 +92,7 @@ func (c *Config) validate() error {
 // withDefaults fills in what may be left out, and bounds the calls to the API.
 func (c Config) withDefaults() Config {
 	c.Nodes = boundedNodes{c.Nodes, c.Timeout}
+	c.Addresses = c.Addresses.withMachine() // once: what hangs is asked once
 	c.Addresses.last = &choice{}
 	if c.Adopt == nil {
 		c.Adopt = func(*v1.Node) {}

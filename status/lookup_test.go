@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -46,6 +47,45 @@ func TestAddressIsChosenRarely(t *testing.T) {
 			} else if err == nil {
 				diff(t, "address", step.ip, node.Status.Addresses[0].Address)
 			}
+		}
+	})
+}
+
+// A resolver that hangs, as one does that reads /etc/hosts on a disk that hangs, is
+// asked once, and the Node keeps the address that it has.
+func TestLookupThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var calls atomic.Int32
+		gate := make(chan struct{})
+		own := net.IPv4(192, 0, 2, 1)
+		cfg := Addresses{
+			NodeName: nodeName, Hostname: nodeName,
+			Lookup: bounded(func(context.Context, string) ([]net.IP, error) {
+				calls.Add(1)
+				<-gate // whatever the context says
+				return []net.IP{own}, nil
+			}),
+			DefaultRoute: func(net.IP) (net.IP, error) { return net.IPv4(192, 0, 2, 2), nil },
+			Interfaces: func() ([]net.Addr, error) {
+				return []net.Addr{&net.IPAddr{IP: own}, &net.IPAddr{IP: net.IPv4(192, 0, 2, 2)}}, nil
+			},
+		}
+		start := time.Now()
+		for range 5 {
+			node := v1.Node{Status: v1.NodeStatus{Addresses: addresses("192.0.2.1", nodeName)}}
+			if err := nodeAddress(cfg)(t.Context(), &node); err != nil {
+				t.Error(err)
+			}
+			diff(t, "addresses", addresses("192.0.2.1", nodeName), node.Status.Addresses)
+		}
+		if took := time.Since(start); took != lookupTimeout || calls.Load() != 1 {
+			t.Errorf("%d calls took %s, want 1 and %s", calls.Load(), took, lookupTimeout)
+		}
+		close(gate)
+		synctest.Wait()
+		var node v1.Node
+		if err := nodeAddress(cfg)(t.Context(), &node); err != nil || calls.Load() != 2 {
+			t.Errorf("when it is back: %v after %d calls", err, calls.Load())
 		}
 	})
 }
