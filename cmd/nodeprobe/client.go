@@ -74,10 +74,10 @@ func newAPIClient(kubeconfig, node string, impersonate bool) (*apiClient, error)
 	cfg.QPS = -1
 	var authorize clienttransport.WrapperFunc // nil for what client-go does by itself
 	if path := cfg.BearerTokenFile; path != "" {
-		// By itself client-go reads the file once in 50 seconds; so it reads it again
-		// after the token is refused, too.
+		// As by client-go itself, but the file is read again after the token is refused,
+		// too, and is not waited for.
 		cfg.BearerToken, cfg.BearerTokenFile = "", ""
-		authorize = clienttransport.ResettableTokenSourceWrapTransport(clienttransport.NewCachedFileTokenSource(path))
+		authorize = clienttransport.ResettableTokenSourceWrapTransport(clienttransport.NewCachedTokenSource(&tokenFile{path: path}))
 	}
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(v1.SchemeGroupVersion, &v1.Node{}, &v1.NodeList{}, &v1.Event{})

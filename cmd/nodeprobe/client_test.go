@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/pem"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -9,6 +10,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nodeprobe/nodeprobe/probe/deadline"
 )
 
 // kubeconfig is one with a cluster, a user, and a context of both.
@@ -138,4 +143,34 @@ func TestFindable(t *testing.T) {
 			t.Errorf("findable(%q) = %v", command, got)
 		}
 	}
+}
+
+// A token file on a disk that hangs keeps nobody waiting for long, and is read again
+// when it answers.
+func TestTokenFileThatHangs(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "token")
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f := &tokenFile{path: path}
+	for range 3 { // waited for once
+		if _, err := f.Token(); !errors.Is(err, deadline.ErrNoAnswer) || !strings.Contains(err.Error(), path) {
+			t.Fatalf("error %v", err)
+		}
+	}
+	answer, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	answer.Close()
+	eventually(t, "token", func() bool {
+		token, err := f.Token()
+		return err == nil && token.AccessToken == "secret" && token.Valid()
+	})
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"crypto/tls"
 	"fmt"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/crypto/bcrypt"
+
+	"github.com/nodeprobe/nodeprobe/probe/deadline"
 )
 
 // webGate stands between the network and what is served: it is the web
@@ -29,6 +32,7 @@ type webGate struct {
 
 	mu      sync.Mutex
 	config  *webConfig
+	reading deadline.Worker[webReading]
 	failure string            // of the last reload; "" if it succeeded
 	known   map[[32]byte]bool // passwords tried, and whether they are right
 	hashing sync.Mutex        // held while a password is hashed: one at a time
@@ -75,21 +79,31 @@ func (g *webGate) guard(server *http.Server) {
 	}
 }
 
+// webReading is what the files come to.
+type webReading struct {
+	config *webConfig
+	err    error
+}
+
 // current returns the configuration as the files now have it, or if they are
-// wrong, as they last had it.
+// wrong or on a disk that hangs, as they last had it.
 func (g *webGate) current() *webConfig {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if !g.config.stale() {
-		g.reloaded(nil)
-		return g.config
-	}
-	config, err := loadWebConfig(g.path)
-	if err == nil && (config.tls != nil) != g.secure {
+	was := g.config
+	now, err := g.reading.Do(fileTimeout, "read web configuration "+g.path, func() webReading {
+		if !was.stale() {
+			return webReading{config: was}
+		}
+		config, err := loadWebConfig(g.path)
+		return webReading{config, err}
+	})
+	err = cmp.Or(err, now.err)
+	if err == nil && (now.config.tls != nil) != g.secure {
 		err = fmt.Errorf("%s: tls_server_config: TLS is turned on or off by a restart only", g.path)
 	}
-	if g.reloaded(err); err == nil {
-		g.config = config
+	if g.reloaded(err); err == nil && now.config != was {
+		g.config = now.config
 		g.log.Info("web configuration has changed", "file", g.path)
 	}
 	return g.config

@@ -22,6 +22,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/crypto/bcrypt"
+	"golang.org/x/sys/unix"
 )
 
 // testHash is that of "secret", at the least cost.
@@ -306,6 +307,49 @@ func TestWebReload(t *testing.T) {
 	if resp, _, err := visit(t, url, "", "", nil); err != nil || resp.StatusCode != http.StatusUnauthorized {
 		t.Errorf("no user: %v %v", resp, err)
 	}
+}
+
+// Files on a disk that hangs are waited for once, and what was good stays in force.
+func TestWebReloadOfFileThatHangs(t *testing.T) {
+	path := webFiles(t, "http_server_config:\n  headers:\n    X-Frame-Options: deny\n", nil)
+	g, address, log := gated(t, path)
+	frames := func() string {
+		t.Helper()
+		client := http.Client{Timeout: 30 * time.Second}
+		resp, err := client.Get("http://" + address + "/livez")
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		return resp.Header.Get("X-Frame-Options")
+	}
+	frames()
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if got := frames(); got != "deny" || inForce(t, g) != 0 {
+			t.Errorf("while the file hangs: header %q, in force %v", got, inForce(t, g))
+		}
+	}
+	if n := strings.Count(log.String(), path+": no answer within"); n != 1 {
+		t.Errorf("said %d times:\n%s", n, log.String())
+	}
+	answer, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte("http_server_config:\n  headers:\n    X-Frame-Options: sameorigin\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	answer.Close()
+	eventually(t, "new file in force", func() bool { return frames() == "sameorigin" && inForce(t, g) == 1 })
 }
 
 // A password is hashed once, and what is remembered is bounded.
