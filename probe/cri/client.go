@@ -45,18 +45,60 @@ type client struct {
 	path    string
 	conn    *conn  // nil if there is none
 	dialled func() // called at each attempt to connect
+	dial    func(context.Context, string) (*conn, error)
+	hung    chan struct{} // closed when the attempt ends that was given up last; nil if there is none
 }
 
 func (c *client) call(ctx context.Context, call Call, request []byte) ([]byte, error) {
 	if c.conn == nil {
-		c.dialled()
-		conn, err := dial(ctx, c.path)
+		conn, err := c.connect(ctx)
 		if err != nil {
-			return nil, dialError(ctx, c.path, err)
+			return nil, err
 		}
 		c.conn = conn
 	}
 	return c.conn.call(ctx, methods[call], request)
+}
+
+// connect returns when ctx ends. The kernel looks for the socket on what disks there
+// are on the way, and where one hangs, it heeds no deadline: then there is no other
+// attempt meanwhile.
+func (c *client) connect(ctx context.Context) (*conn, error) {
+	if c.hung != nil {
+		select {
+		case <-c.hung:
+			c.hung = nil
+		case <-ctx.Done():
+			return nil, context.Cause(ctx)
+		}
+	}
+	c.dialled()
+	type attempt struct {
+		conn *conn
+		err  error
+	}
+	answer := make(chan attempt, 1)
+	go func() {
+		conn, err := c.dial(ctx, c.path)
+		if err != nil {
+			err = dialError(ctx, c.path, err)
+		}
+		answer <- attempt{conn, err}
+	}()
+	select {
+	case a := <-answer:
+		return a.conn, a.err
+	case <-ctx.Done():
+	}
+	hung := make(chan struct{})
+	c.hung = hung
+	go func() {
+		if a := <-answer; a.err == nil {
+			a.conn.close() // nobody wants it any more
+		}
+		close(hung)
+	}()
+	return nil, context.Cause(ctx)
 }
 
 func (c *client) close() {

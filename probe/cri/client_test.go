@@ -12,6 +12,7 @@ import (
 	"os"
 	goruntime "runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -332,5 +333,35 @@ func TestPing(t *testing.T) {
 	s.Sample(t.Context())
 	if !<-acked {
 		t.Error("the ping is not answered")
+	}
+}
+
+// A socket that lies on a disk that hangs is waited for as long as any answer, by one
+// goroutine, and found when the disk answers.
+func TestConnectThatHangs(t *testing.T) {
+	path := socket(t)
+	startRuntime(t, path, healthy())
+	s := newSampler(t, Config{Endpoint: "unix://" + path, Timeout: 50 * time.Millisecond})
+	var attempts atomic.Int32
+	gate := make(chan struct{})
+	s.services[CallStatus].client.dial = func(ctx context.Context, path string) (*conn, error) {
+		attempts.Add(1)
+		<-gate // whatever the context says
+		return dial(ctx, path)
+	}
+	for range 3 {
+		got := s.Sample(t.Context())
+		if err := got.Reads[CallStatus].Err; !errors.Is(err, noAnswer(50*time.Millisecond)) {
+			t.Errorf("error %v", err)
+		}
+	}
+	if n := attempts.Load(); n != 1 {
+		t.Errorf("%d attempts to connect, want 1", n)
+	}
+	close(gate)
+	for end := time.Now().Add(30 * time.Second); s.Sample(t.Context()).Reads[CallStatus].Err != nil; {
+		if time.Now().After(end) {
+			t.Fatalf("no answer within 30 s: %v", s.current.Reads[CallStatus].Err)
+		}
 	}
 }

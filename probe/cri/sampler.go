@@ -163,7 +163,7 @@ func New(cfg Config) (*Sampler, error) {
 // newService takes an endpoint that has been checked.
 func (s *Sampler) newService(endpoint string) *service {
 	path, _ := SocketPath(endpoint)
-	return &service{endpoint: endpoint, client: &client{path: path, dialled: s.metrics.connects.Inc}}
+	return &service{endpoint: endpoint, client: &client{path: path, dialled: s.metrics.connects.Inc, dial: dial}}
 }
 
 func (s *Sampler) ask(ctx context.Context, c Call, request []byte) ([]byte, error) {
