@@ -49,6 +49,12 @@ func TestImpersonation(t *testing.T) {
 		{"labels the node as restricted", func() error {
 			return patchStatus(t, onA, "a", `{"metadata":{"labels":{"node-restriction.kubernetes.io/x":"y"}}}`, dry)
 		}, true},
+		{"posts an event elsewhere", func() error {
+			_, err := onA.CoreV1().Events("kube-system").Create(ctx, &corev1.Event{
+				ObjectMeta: metav1.ObjectMeta{Name: "a.1", Namespace: "kube-system"}, InvolvedObject: corev1.ObjectReference{Kind: "Pod", Namespace: "kube-system", Name: "x"},
+			}, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			return err
+		}, true},
 		{"creates a lease", func() error {
 			_, err := onA.CoordinationV1().Leases("kube-node-lease").Create(ctx, &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "a"}}, metav1.CreateOptions{})
 			return err
