@@ -94,7 +94,7 @@ func isOurs(kind, writer string) bool {
 
 func (a *augmentation) add(nodeName string, f *pressure.Finding, existing *v1.NodeCondition, now time.Time) {
 	entry := setCondition{
-		Type: f.Type, Status: v1.ConditionStatus(f.Status.String()), Reason: f.Reason, Message: f.Message,
+		Type: f.Type, Status: v1.ConditionStatus(f.Status.String()), Reason: f.Reason, Message: line(f.Message, maxMessage),
 		LastHeartbeatTime: metav1.NewTime(now),
 	}
 	var was v1.NodeCondition

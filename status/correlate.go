@@ -70,7 +70,7 @@ func (c correlator) observe(o occurrence) (*series, bool) {
 		s = &series{kind: o.kind, reason: o.reason, key: name, first: o.at}
 		state.series[name] = s
 	}
-	s.message, s.last = message, o.at
+	s.message, s.last = line(message, maxEventMessage), o.at
 	s.count++
 	return s, true
 }

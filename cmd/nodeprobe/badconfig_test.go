@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -98,6 +99,14 @@ nodeLabels: {a: [b]}
 			`:10: conditions[example.com/F]: when: "Ready": not a term such as "memory.available < 100Mi", "io.full.avg60 > 20%", "nodefs.readonly" or "MemoryPressure"`,
 			`:11: conditions[example.com/G]: when: "memory.available < -5%": eviction percentage threshold memory.available must be >= 0%: -5%`,
 		}},
+		{
+			"long reason", header + "conditions:\n  example.com/A: {when: [MemoryPressure], reason: A, okReason: " + strings.Repeat("x", 129) + "}\n",
+			[]string{`:4: conditions[example.com/A]: okReason: 129 characters are more than 128`},
+		},
+		{"long type", header + "conditions:\n  ? example.com/" + strings.Repeat("x", 64) + "\n  : {when: [MemoryPressure], reason: A, okReason: B}\n", []string{
+			`:4: conditions[example.com/` + strings.Repeat("x", 64) + `]: name part must be no more than 63 bytes`,
+		}},
+		{"many conditions", header + "conditions:\n" + manyConditions(59), []string{`:3: conditions: 65 conditions are more than 64`}}, // six are there by default
 		{"no such mode", header + "mode: bogus\n", []string{`:3: mode: "bogus" is not "observe" or "augment" or "own"`}},
 		{"choices", header + "bpf: on\ncloudProvider: aws\nlogLevel: INFO+2\nlogFormat: xml\n", []string{
 			`:3: bpf: "on" is not "auto" or "off"`,
@@ -308,4 +317,13 @@ func FuzzParseConfig(f *testing.F) {
 			}
 		}
 	})
+}
+
+// manyConditions are rows of conditions.
+func manyConditions(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "  example.com/C%d: {when: [MemoryPressure], reason: A, okReason: B}\n", i)
+	}
+	return b.String()
 }

@@ -33,6 +33,9 @@ func (p *policy) parseConditions(c *config) []problem {
 		}
 		p.rules = append(p.rules, rule)
 	}
+	if n := len(p.rules); n > status.MaxConditions {
+		problems = append(problems, problem{field: "conditions", err: fmt.Errorf("%d conditions are more than %d", n, status.MaxConditions)})
+	}
 	return problems
 }
 
@@ -62,11 +65,21 @@ func (r *conditionRow) parse(kind string) (pressure.Rule, []error) {
 		}
 	}
 	for _, reason := range []struct{ name, value string }{{"reason", r.Reason}, {"okReason", r.OKReason}} {
-		if !reasonForm.MatchString(reason.value) {
-			errs = append(errs, fmt.Errorf("%s: %q is not one word such as MemoryIsShort", reason.name, reason.value))
+		if err := checkReason(reason.value); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", reason.name, err))
 		}
 	}
 	return rule, errs
+}
+
+func checkReason(reason string) error {
+	switch {
+	case !reasonForm.MatchString(reason):
+		return fmt.Errorf("%q is not one word such as MemoryIsShort", reason)
+	case len(reason) > status.MaxReason:
+		return fmt.Errorf("%d characters are more than %d", len(reason), status.MaxReason)
+	}
+	return nil
 }
 
 // judgeRules applies the rules of our own conditions, and counts and logs what
@@ -107,7 +120,8 @@ func (m *monitor) adoptRules(node *v1.Node) {
 		return
 	}
 	for _, c := range node.Status.Conditions {
-		if c.Status == v1.ConditionTrue {
+		// The API server would refuse any other reason from us.
+		if c.Status == v1.ConditionTrue && checkReason(c.Reason) == nil {
 			m.rules.Seed(string(c.Type), c.Reason, c.Message, m.snapshot.Time)
 		}
 	}

@@ -147,7 +147,7 @@ func TestTransitionsOfOurOwn(t *testing.T) {
 	step("in other words", 10, map[string]float64{"example.com/Low": 4, "example.com/Other": 0})
 	m.adoptRules(&v1.Node{Status: v1.NodeStatus{
 		NodeInfo:   v1.NodeSystemInfo{BootID: "this-boot"},
-		Conditions: []v1.NodeCondition{{Type: "example.com/Other", Status: v1.ConditionTrue}},
+		Conditions: []v1.NodeCondition{{Type: "example.com/Other", Status: v1.ConditionTrue, Reason: "Low"}},
 	}})
 	step("one was True before this process", 10, map[string]float64{"example.com/Low": 4, "example.com/Other": 1})
 }
@@ -358,6 +358,29 @@ func TestMetricsAfterChange(t *testing.T) {
 		}
 		if diff := cmp.Diff(want, limits); diff != "" {
 			t.Error(diff)
+		}
+	}
+}
+
+// A condition of our own that is True stays so over a restart, unless it says what
+// cannot be ours: the API server would refuse it from us.
+func TestAdoptRules(t *testing.T) {
+	clause, err := pressure.ParseClause("memory.available < 5%")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rule := pressure.Rule{Type: "example.com/X", When: []pressure.Clause{clause}, Hold: time.Minute, Reason: "Bad", OKReason: "Good"}
+	for reason, want := range map[string]pressure.Status{
+		"Worse": pressure.True, "": pressure.False, "two words": pressure.False, "Worse\n": pressure.False, strings.Repeat("x", 129): pressure.False,
+	} {
+		m := newMonitor(&config{}, &policy{rules: []pressure.Rule{rule}}, func() error { return nil }, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+		m.observe(at(0, 50))
+		m.adoptRules(&v1.Node{Status: v1.NodeStatus{
+			NodeInfo:   v1.NodeSystemInfo{BootID: "this-boot"},
+			Conditions: []v1.NodeCondition{{Type: "example.com/X", Status: v1.ConditionTrue, Reason: reason}},
+		}})
+		if f := m.findings()[0]; f.Status != want {
+			t.Errorf("reason %q: %+v, want %s", reason, f, want)
 		}
 	}
 }

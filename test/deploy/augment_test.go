@@ -19,6 +19,8 @@ import (
 
 const ourDisk = "nodeprobe.dev/DiskPressure"
 
+var longType, longReason = "nodeprobe.dev/" + repeated(63), repeated(128)
+
 // With the pod's identity, under the policy, nodeprobe does all that mode augment
 // consists of, and nothing that it asks for is refused.
 func TestAugment(t *testing.T) {
@@ -37,6 +39,10 @@ func (s *stage) augments(t *testing.T, pod *rest.Config, user string, config age
 	a := s.start(pod, agent.Config{
 		"mode": "augment", "rootDirectory": fs.Dir, "evictionHard": agent.Hard(map[string]string{"nodefs.available": "20Mi"}),
 		"conditionHeartbeat": "10s",
+		// As long as a row can make it.
+		"conditions": map[string]any{longType: map[string]any{
+			"when": append(slices.Repeat([]string{"memory.available < 1Ki"}, 100), "DiskPressure"), "reason": longReason, "okReason": longReason,
+		}},
 	}.With(config))
 	s.waitCondition(corev1.ConditionFalse)
 	posted := nodewatch.Condition(s.node("a"), ourDisk).LastHeartbeatTime
@@ -61,6 +67,16 @@ func (s *stage) augments(t *testing.T, pod *rest.Config, user string, config age
 		t.Fatal(err)
 	}
 	s.waitCondition(corev1.ConditionFalse)
+	if c := nodewatch.Condition(s.node("a"), corev1.NodeConditionType(longType)); len(c.Message) != 2048 || c.Reason != longReason {
+		t.Errorf("a long condition has a message of %d bytes and reason %s", len(c.Message), c.Reason)
+	}
+	s.eventually("there is an event with a long message", func() error {
+		events, err := s.cp.Client().CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=a,type=Normal,reason=" + longReason})
+		if err == nil && (len(events.Items) != 1 || len(events.Items[0].Message) != 1024) {
+			err = fmt.Errorf("there are %d, or it is not long", len(events.Items))
+		}
+		return err
+	})
 	a.Stop()
 	for _, c := range s.node("a").Status.Conditions {
 		if strings.HasPrefix(string(c.Type), "nodeprobe.dev/") {

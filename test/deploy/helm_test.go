@@ -174,7 +174,7 @@ func TestHelmInstalled(t *testing.T) {
 		"--set=serviceAccount.name=reporter", `--set-json=config.conditions={"example.com/Ours":{"when":["DiskPressure"]}}`)...)...)
 	onA := s.client(s.config(s.pod("a")))
 	s.waitPolicies(onA, "nodeprobe-node", "nodeprobe-event")
-	const ours, others = `"type":"example.com/Ours","status":"False"`, `"type":"example.com/Problem3","status":"True"`
+	const ours, others = `"type":"example.com/Ours","status":"False","reason":"DiskIsSufficient"`, `"type":"example.com/Problem3","status":"True"`
 	for _, tt := range []struct{ node, condition, want string }{
 		{"a", ourCondition, ""},
 		{"a", ours, ""},

@@ -2,12 +2,13 @@ package deploy
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -41,9 +42,9 @@ func TestIdentity(t *testing.T) {
 	}
 	event := func(node, component string) *corev1.Event {
 		return &corev1.Event{
-			ObjectMeta:     metav1.ObjectMeta{GenerateName: "nodeprobe.", Namespace: "default"},
-			InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node}, Reason: "DiskIsShort", Type: "Warning",
-			Source: corev1.EventSource{Component: component, Host: node},
+			ObjectMeta:     metav1.ObjectMeta{Name: fmt.Sprintf("%s.%x", node, time.Now().UnixNano()), Namespace: "default"},
+			InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: node}, Reason: "DiskIsShort", Type: "Warning", Count: 1,
+			Source: corev1.EventSource{Component: component, Host: node}, ReportingController: component, ReportingInstance: node,
 		}
 	}
 	post := func(in kubernetes.Interface, e *corev1.Event) error {
@@ -71,7 +72,7 @@ func TestIdentity(t *testing.T) {
 	}{
 		{"adds a condition of ours", patch("a", conditionPatch(ourCondition)), ""},
 		{"changes it", patch("a", conditionPatch(strings.Replace(ourCondition, "False", "True", 1))), ""},
-		{"adds another", patch("a", conditionPatch(`"type":"nodeprobe.dev/X","status":"Unknown"`)), ""},
+		{"adds another", patch("a", conditionPatch(`"type":"nodeprobe.dev/X","status":"Unknown","reason":"SignalUnavailable"`)), ""},
 		{"removes it", patch("a", conditionPatch(`"$patch":"delete","type":"nodeprobe.dev/X"`)), ""},
 		{"posts an event", func() error { return post(onA, event("a", "nodeprobe")) }, ""},
 		{"gets its node", func() error { _, err := onA.CoreV1().Nodes().Get(ctx, "a", metav1.GetOptions{}); return err }, ""},
@@ -155,10 +156,10 @@ func TestIdentity(t *testing.T) {
 	if err := patchStatus(t, onA, "a", taint, metav1.PatchOptions{}); err != nil {
 		t.Error(err)
 	}
-	s.allowAll("nodes", "nodes/status")
+	s.allow("", "nodes", "nodes/status")
 	s.eventually("the policy refuses a taint", func() error {
 		_, err := onA.CoreV1().Nodes().Patch(ctx, "a", types.StrategicMergePatchType, []byte(taint), metav1.PatchOptions{})
-		return wantError(err, "nodeprobe may write its conditions only, not spec")
+		return wantError(err, "nodeprobe may write its conditions only, and only through nodes/status")
 	})
 
 	// Others are none of its business; nor has any of this left a trace.
@@ -178,23 +179,4 @@ func (s *stage) node(name string) *corev1.Node {
 		s.t.Fatal(err)
 	}
 	return node
-}
-
-// allowAll gives the service account every verb on resources of the core group.
-func (s *stage) allowAll(resources ...string) {
-	s.t.Helper()
-	ctx, name := s.t.Context(), metav1.ObjectMeta{Name: "too-much"}
-	_, err := s.cp.Client().RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: name, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{""}, Resources: resources, Verbs: []string{"*"}},
-	}}, metav1.CreateOptions{})
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	_, err = s.cp.Client().RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: name, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name.Name},
-		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "nodeprobe", Name: "nodeprobe"}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		s.t.Fatal(err)
-	}
 }
