@@ -1,7 +1,6 @@
 package probe_test
 
 import (
-	"path/filepath"
 	"testing"
 	"time"
 	"unsafe"
@@ -52,19 +51,11 @@ func newEvaluator(tb testing.TB) *pressure.Evaluator {
 
 // hotFiles are the files that a sample reads every time on this machine.
 func hotFiles() []string {
-	files := []string{
+	return []string{
 		"/proc/meminfo", "/proc/loadavg", "/proc/vmstat",
 		"/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max",
 		"/proc/pressure/cpu", "/proc/pressure/memory", "/proc/pressure/io",
 	}
-	dir, version := probe.MemoryCgroupVersion("/sys")
-	switch version {
-	case probe.CgroupV1:
-		files = append(files, filepath.Join(dir, "memory.stat"), filepath.Join(dir, "memory.usage_in_bytes"))
-	case probe.CgroupV2:
-		files = append(files, filepath.Join(dir, "memory.stat"))
-	}
-	return files
 }
 
 // floor is the least that reading the node can cost: one pread of each file

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -31,13 +32,8 @@ func losePressure(r Resource) func(*Snapshot, error) {
 
 func loseMeminfo(s *Snapshot, err error) {
 	s.Signals[MemoryAvailable] = Observation{Err: err}
-	s.Memory.Total, s.Memory.Free, s.Memory.Available, s.Memory.OK = 0, 0, 0, false
+	s.Memory = Memory{}
 	s.Swap = Swap{}
-}
-
-func loseMemoryCgroup(s *Snapshot, err error) {
-	s.Signals[MemoryAvailable] = Observation{Err: err}
-	s.Memory.Usage, s.Memory.InactiveFile, s.Memory.WorkingSet, s.Memory.CgroupOK = 0, 0, 0, false
 }
 
 func loseTasks(s *Snapshot, err error) {
@@ -47,7 +43,6 @@ func loseTasks(s *Snapshot, err error) {
 
 var breakages = []breakage{
 	{file: "proc/meminfo", source: SourceMeminfo, lose: loseMeminfo},
-	{file: "sys/fs/cgroup/memory.stat", source: SourceMemoryCgroup, lose: loseMemoryCgroup},
 	{file: "sys/fs/cgroup/kubepods.slice/memory.stat", source: SourcePodsCgroup, lose: loseSignal(AllocatableMemoryAvailable)},
 	{file: "sys/fs/cgroup/kubepods.slice/memory.current", source: SourcePodsCgroup, lose: loseSignal(AllocatableMemoryAvailable)},
 	{file: "sys/fs/cgroup/kubepods.slice/memory.max", source: SourcePodsCgroup, lose: loseSignal(AllocatableMemoryAvailable)},
@@ -124,9 +119,6 @@ func TestUnreadableSourceRecovers(t *testing.T) {
 		}
 		t.Run(strings.ReplaceAll(b.file, "/", "."), func(t *testing.T) {
 			for way, spoil := range ways {
-				if b.source == SourceMemoryCgroup && (way == "absent" || way == "loop") {
-					continue // then there is no memory controller: TestSnapshotWithoutKernelFeatures
-				}
 				n := fullMachine.boot(t)
 				n.remove(t, b.file)
 				spoil(t, n.path(b.file))
@@ -169,14 +161,39 @@ func TestBothTaskLimitsBroken(t *testing.T) {
 
 // Sums that do not fit must not come out small or negative: that would be a
 // node without any memory in use.
-func TestHugeMemoryStatFails(t *testing.T) {
+func TestHugeMemoryFails(t *testing.T) {
 	n := fullMachine.with(machine{
-		"sys/fs/cgroup/memory.stat": "anon 9223372036854775807\nfile 9223372036854775807\ninactive_file 0\n",
+		"proc/meminfo": replaceField(meminfoText, "AnonPages", "9007199254740991", "Cached", "9007199254740991"),
 	}).boot(t)
 	snap := n.sampler(t).Sample()
 	checkError(t, snap.Errors[SourceMemoryCgroup], errRange)
 	if snap.Memory.CgroupOK || snap.Signals[MemoryAvailable].OK {
 		t.Errorf("%+v", snap.Memory)
+	}
+}
+
+// replaceField puts other numbers into lines of meminfo.
+func replaceField(text string, fields ...string) string {
+	for i := 0; i < len(fields); i += 2 {
+		text = regexp.MustCompile(`(?m)^(`+regexp.QuoteMeta(fields[i])+`:\s+)\d+`).ReplaceAllString(text, "${1}"+fields[i+1])
+	}
+	return text
+}
+
+// Where meminfo lacks a part of the root cgroup's account, the kernel's is there.
+func TestMeminfoWithoutCgroupAccount(t *testing.T) {
+	for _, field := range []string{"AnonPages", "Cached", "Buffers", "SwapCached", "Inactive(file)"} {
+		n := fullMachine.with(machine{"proc/meminfo": strings.Replace(meminfoText, "\n"+field+":", "\nOther:", 1)}).boot(t)
+		got, want := *n.sampler(t).Sample(), fullSnapshot()
+		err := got.Errors[SourceMemoryCgroup]
+		if err == nil || !strings.Contains(err.Error(), n.path("proc/meminfo")+`: no line "`+field+`"`) {
+			t.Errorf("%s: %v", field, err)
+		}
+		want.Errors[SourceMemoryCgroup], want.Signals[MemoryAvailable] = err, Observation{Err: err}
+		want.Memory.Usage, want.Memory.InactiveFile, want.Memory.WorkingSet, want.Memory.CgroupOK = 0, 0, 0, false
+		if d := diff(want, got); d != "" {
+			t.Errorf("%s (-want +got):\n%s", field, d)
+		}
 	}
 }
 
@@ -218,7 +235,7 @@ func TestRealCgroupRemovedAndMadeAgain(t *testing.T) {
 		t.Skip(err) // v2 without +memory in cgroup.subtree_control
 	}
 	var c memoryCgroup
-	c.locate(group, version, false)
+	c.locate(group, version)
 	defer c.close()
 	if _, _, err := c.read(); err != nil {
 		t.Fatal(err)

@@ -7,30 +7,51 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"time"
 )
 
-// memoryReader reads the node's memory by its two accounts: the kernel's
-// (/proc/meminfo) and the kubelet's (the root memory cgroup).
+// memoryReader reads the node's memory by its two accounts: the kernel's and the
+// kubelet's, which is the root memory cgroup's. Both come from /proc/meminfo. That
+// has the root cgroup's figures, and they cost nothing more there, while
+// memory.stat of the root has the kernel add up what every cgroup has counted since
+// somebody last asked: milliseconds where thousands of them are busy.
 type memoryReader struct {
 	meminfo hotFile
-	root    memoryCgroup
+	root    string // of the memory controller
+	version CgroupVersion
 	pods    memoryCgroup
+
+	podsLast Observation
+	podsDue  time.Time                                   // when that is read again
+	readPods func(meminfoErr error) (Observation, error) // readPodsCgroup, but in tests
 
 	// What the tables below point at. They are made once, so that a read
 	// allocates nothing.
 	mem      Memory
 	swap     Swap
 	memTable []tableKey
+
+	// The root cgroup's account: anonymous memory, and file cache in three parts.
+	anon, cached, buffers, swapCached int64
+	cgroupTable                       []tableKey
 }
 
 func newMemoryReader(procfs string) *memoryReader {
 	r := &memoryReader{meminfo: newHotFile(filepath.Join(procfs, "meminfo"))}
+	r.readPods = r.readPodsCgroup
 	r.memTable = []tableKey{
 		{name: "MemTotal", value: &r.mem.Total, kib: true},
 		{name: "MemFree", value: &r.mem.Free, kib: true},
 		{name: "MemAvailable", value: &r.mem.Available, kib: true},
 		{name: "SwapTotal", value: &r.swap.Total, kib: true},
 		{name: "SwapFree", value: &r.swap.Free, kib: true},
+	}
+	r.cgroupTable = []tableKey{
+		{name: "AnonPages", value: &r.anon, kib: true},
+		{name: "Cached", value: &r.cached, kib: true},
+		{name: "Buffers", value: &r.buffers, kib: true},
+		{name: "SwapCached", value: &r.swapCached, kib: true},
+		{name: "Inactive(file)", value: &r.mem.InactiveFile, kib: true},
 	}
 	return r
 }
@@ -39,9 +60,9 @@ func newMemoryReader(procfs string) *memoryReader {
 // there is one by now. It comes before the first read, and is cheap enough to
 // be called once a minute.
 func (r *memoryReader) discover(cgroupfs string) {
-	dir, version := memoryHierarchy(cgroupfs)
-	r.root.locate(dir, version, true)
-	r.pods.locate(podsCgroup(dir), version, false)
+	r.root, r.version = memoryHierarchy(cgroupfs)
+	r.pods.locate(podsCgroup(r.root), r.version)
+	r.podsDue = time.Time{}
 }
 
 // CgroupVersion tells which memory controller the machine has.
@@ -101,37 +122,29 @@ func podsCgroup(root string) string {
 type memoryCgroup struct {
 	dir     string
 	version CgroupVersion
-	isRoot  bool
 
 	stat, usage, limit hotFile
 
-	anon, file, inactive int64
-	table                []tableKey
+	inactive int64
+	table    []tableKey
 }
 
 // locate points the cgroup at dir. Files stay open if nothing changed.
-func (c *memoryCgroup) locate(dir string, version CgroupVersion, isRoot bool) {
+func (c *memoryCgroup) locate(dir string, version CgroupVersion) {
 	if c.table != nil && c.dir == dir && c.version == version {
 		return
 	}
 	c.close()
-	*c = memoryCgroup{dir: dir, version: version, isRoot: isRoot}
+	*c = memoryCgroup{dir: dir, version: version}
 	if dir == "" || version == CgroupNone {
 		return
 	}
 	c.stat = newHotFile(filepath.Join(dir, "memory.stat"))
-	switch {
-	case version == CgroupV1:
+	if version == CgroupV1 {
 		c.usage = newHotFile(filepath.Join(dir, "memory.usage_in_bytes"))
 		c.limit = newHotFile(filepath.Join(dir, "memory.limit_in_bytes"))
 		c.table = []tableKey{{name: "total_inactive_file", value: &c.inactive}}
-	case isRoot: // the v2 root has neither memory.current nor memory.max
-		c.table = []tableKey{
-			{name: "anon", value: &c.anon},
-			{name: "file", value: &c.file},
-			{name: "inactive_file", value: &c.inactive},
-		}
-	default:
+	} else {
 		c.usage = newHotFile(filepath.Join(dir, "memory.current"))
 		c.limit = newHotFile(filepath.Join(dir, "memory.max"))
 		c.table = []tableKey{{name: "inactive_file", value: &c.inactive}}
@@ -141,21 +154,12 @@ func (c *memoryCgroup) locate(dir string, version CgroupVersion, isRoot bool) {
 // read returns what the cgroup uses, and how much of that is file cache that
 // the kernel would drop first, both in bytes.
 func (c *memoryCgroup) read() (usage, inactive int64, err error) {
-	if c.version == CgroupNone {
-		return 0, 0, fmt.Errorf("find memory controller below %s: %w", c.dir, fs.ErrNotExist)
-	}
 	b, err := c.stat.read()
 	if err != nil {
 		return 0, 0, err
 	}
 	if err := parseTable(b, c.table); err != nil {
 		return 0, 0, readError(c.stat.path, err)
-	}
-	if c.usage.path == "" {
-		if c.anon > math.MaxInt64-c.file {
-			return 0, 0, readError(c.stat.path, fmt.Errorf("anon + file: %w", errRange))
-		}
-		return c.anon + c.file, c.inactive, nil
 	}
 	usage, err = readNumber(&c.usage)
 	return usage, c.inactive, err
@@ -235,29 +239,75 @@ func (r *memoryReader) read(s *Snapshot) {
 	s.Errors[SourceMeminfo] = err
 	s.Memory = Memory{}
 	s.Swap = Swap{}
+	var cgroupErr error
+	switch {
+	case r.version == CgroupNone:
+		cgroupErr = fmt.Errorf("find memory controller below %s: %w", r.root, fs.ErrNotExist)
+	case err == nil:
+		cgroupErr = r.parseCgroup(b)
+	}
 	if err == nil {
-		s.Memory, s.Swap = r.mem, r.swap
-		s.Memory.OK, s.Swap.OK = true, true
+		s.Memory = Memory{Total: r.mem.Total, Free: r.mem.Free, Available: r.mem.Available, OK: true}
+		s.Swap = r.swap
+		s.Swap.OK = true
 	}
-
-	usage, inactive, cgErr := r.root.read()
-	s.Errors[SourceMemoryCgroup] = cgErr
-	if cgErr == nil {
-		s.Memory.Usage, s.Memory.InactiveFile = usage, inactive
-		s.Memory.WorkingSet = max(0, usage-inactive)
+	s.Errors[SourceMemoryCgroup] = cgroupErr
+	s.Signals[MemoryAvailable] = Observation{Err: errors.Join(err, cgroupErr)}
+	if err == nil && cgroupErr == nil {
+		s.Memory.Usage, s.Memory.InactiveFile = r.mem.Usage, r.mem.InactiveFile
+		s.Memory.WorkingSet = max(0, r.mem.Usage-r.mem.InactiveFile)
 		s.Memory.CgroupOK = true
-	}
-	s.Signals[MemoryAvailable] = Observation{Err: errors.Join(err, cgErr)}
-	if err == nil && cgErr == nil {
 		s.Signals[MemoryAvailable] = observe(r.mem.Total-s.Memory.WorkingSet, r.mem.Total)
 	}
-	s.Signals[AllocatableMemoryAvailable], s.Errors[SourcePodsCgroup] = r.readPods(err)
+	s.Signals[AllocatableMemoryAvailable], s.Errors[SourcePodsCgroup] = r.observePods(s.Time, err)
 }
 
-// readPods observes the pods' cgroup. No such cgroup, and no limit on it, are
+// parseCgroup takes the root cgroup's account out of meminfo: its usage is the
+// memory.usage_in_bytes of v1, and anon and file of v2's memory.stat.
+func (r *memoryReader) parseCgroup(meminfo []byte) error {
+	if err := parseTable(meminfo, r.cgroupTable); err != nil {
+		return readError(r.meminfo.path, err)
+	}
+	r.mem.Usage = 0
+	for _, part := range [...]int64{r.anon, r.cached, r.buffers, r.swapCached} {
+		if r.mem.Usage > math.MaxInt64-part {
+			return readError(r.meminfo.path, fmt.Errorf("AnonPages + Cached + Buffers + SwapCached: %w", errRange))
+		}
+		r.mem.Usage += part
+	}
+	return nil
+}
+
+const (
+	// podsShare bounds the time that reading the pods' cgroup takes to one part in
+	// so many. There is no file but memory.stat for how much of its memory is cache,
+	// and the kernel adds that up as for the root.
+	podsShare = 100
+	// maxPodsAge bounds how old the figure may get by that. A kubelet's is up to 10 s
+	// old.
+	maxPodsAge = time.Second
+)
+
+// observePods is readPods, unless that is still too dear: then it is what was read
+// last. Usage and cache are never of different times: cache that has come in between
+// would look like memory in use.
+func (r *memoryReader) observePods(now time.Time, meminfoErr error) (Observation, error) {
+	if now.Before(r.podsDue) {
+		return r.podsLast, nil
+	}
+	began := time.Now()
+	o, err := r.readPods(meminfoErr)
+	r.podsLast, r.podsDue = o, time.Time{}
+	if o.OK {
+		r.podsDue = now.Add(min(podsShare*time.Since(began), maxPodsAge))
+	}
+	return o, err
+}
+
+// readPodsCgroup observes the pods' cgroup. No such cgroup, and no limit on it, are
 // nothing to observe, and no error. The kubelet takes a limit of 0 for the
 // machine's memory, which is known unless there is a meminfoErr.
-func (r *memoryReader) readPods(meminfoErr error) (Observation, error) {
+func (r *memoryReader) readPodsCgroup(meminfoErr error) (Observation, error) {
 	if r.pods.dir == "" || r.pods.version == CgroupNone {
 		return Observation{}, nil
 	}
@@ -282,7 +332,6 @@ func (r *memoryReader) readPods(meminfoErr error) (Observation, error) {
 
 func (r *memoryReader) close() {
 	r.meminfo.close()
-	r.root.close()
 	r.pods.close()
 }
 

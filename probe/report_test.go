@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-var benchReport = flag.Bool("bench-report", false, "measure for about 15 s what a sample costs beside its peers and print RESULT lines")
+var benchReport = flag.Bool("bench-report", false, "measure for about half a minute what a sample costs beside its peers and print RESULT lines")
 
 // TestBenchReport asserts nothing about time: a busy machine would fail it. The
 // contenders take turns of some milliseconds, hundreds of times, and ratios are
@@ -43,13 +43,15 @@ func TestBenchReport(t *testing.T) {
 			ratio[i] = append(ratio[i], took/floorNs)
 		}
 	}
-	median := func(v []float64) float64 {
-		slices.Sort(v)
-		return v[len(v)/2]
-	}
 	floorNs := median(ns[0])
 	fmt.Printf("RESULT sample_ns=%.0f ns budget=%.0f peer=floor:%.0f\n", median(ns[1]), 1.3*floorNs, floorNs)
 	fmt.Printf("RESULT sample_observe_ratio=%.2f x budget=1.3 peer=floor:%.0fns\n", median(ratio[2]), floorNs)
 	fmt.Printf("RESULT sample_observe_allocs=%.0f allocs/op budget=0\n", testing.AllocsPerRun(1000, contenders[2]))
 	fmt.Printf("RESULT procfs_ratio=%.2f x peer=procfs:%.0fns\n", median(ratio[3])/median(ratio[2]), median(ns[3]))
+	reportDirty(t, 2000)
+}
+
+func median(v []float64) float64 {
+	slices.Sort(v)
+	return v[len(v)/2]
 }

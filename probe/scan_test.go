@@ -15,9 +15,13 @@ const (
 MemFree:         1048576 kB
 MemAvailable:    5242880 kB
 Buffers:           84836 kB
+Cached:          3059892 kB
+SwapCached:         1000 kB
 Active(anon):       1584 kB
+Inactive(file):  1048576 kB
 SwapTotal:       2097152 kB
 SwapFree:        1572864 kB
+AnonPages:       2097152 kB
 VmallocTotal:   34359738367 kB
 HugePages_Total:       0
 `
@@ -25,7 +29,7 @@ HugePages_Total:       0
 inactive_file 159744
 hierarchical_memory_limit 9223372036854771712
 total_cache 2757685248
-total_inactive_file 868954112
+total_inactive_file 1073741824
 total_active_file 1879678976
 `
 	statV2Text = `anon 2147483648
@@ -77,16 +81,19 @@ type meminfo struct {
 
 func parseMeminfo(b []byte) (meminfo, error) {
 	r := newMemoryReader("/proc")
-	err := parseTable(b, r.memTable)
+	if err := parseTable(b, r.memTable); err != nil {
+		return meminfo{r.mem, r.swap}, err
+	}
+	err := r.parseCgroup(b)
 	return meminfo{r.mem, r.swap}, err
 }
 
-// parseStat returns anon, file and the inactive part of it of the root cgroup.
-func parseStat(b []byte, version CgroupVersion) ([3]int64, error) {
+// parseStat returns the cgroup's inactive file cache.
+func parseStat(b []byte, version CgroupVersion) (int64, error) {
 	var c memoryCgroup
-	c.locate("/cgroup", version, true)
+	c.locate("/cgroup", version)
 	err := parseTable(b, c.table)
-	return [3]int64{c.anon, c.file, c.inactive}, err
+	return c.inactive, err
 }
 
 func parseVmstat(b []byte) (int64, error) {
@@ -99,11 +106,11 @@ func TestParseFormats(t *testing.T) {
 	const gi = 1 << 30
 	want := map[string]any{
 		"meminfo": meminfo{
-			Memory{Total: 8 * gi, Free: gi, Available: 5 * gi},
+			Memory{Total: 8 * gi, Free: gi, Available: 5 * gi, Usage: 5 * gi, InactiveFile: gi},
 			Swap{Total: 2 * gi, Free: gi + gi/2},
 		},
-		"memory.stat v1": [3]int64{0, 0, 868954112},
-		"memory.stat v2": [3]int64{2 * gi, 3 * gi, gi},
+		"memory.stat v1": int64(gi),
+		"memory.stat v2": int64(gi),
 		"vmstat":         int64(184),
 		"loadavg":        [2]int64{3, 126950},
 		"number":         int64(4194304),

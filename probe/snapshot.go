@@ -106,8 +106,9 @@ type Memory struct {
 	// Total, Free and Available are MemTotal, MemFree and MemAvailable of
 	// /proc/meminfo.
 	Total, Free, Available int64
-	// Usage and InactiveFile come from the root memory cgroup. WorkingSet is
-	// their difference, not below zero: what the kubelet calls used.
+	// Usage and InactiveFile are those of the root memory cgroup, and WorkingSet is
+	// their difference, not below zero: what the kubelet calls used. They are taken
+	// from /proc/meminfo, which costs less than memory.stat.
 	Usage, InactiveFile, WorkingSet int64
 	// OK says that the /proc/meminfo figures are there, CgroupOK that the
 	// cgroup figures are.

@@ -86,7 +86,7 @@ func (m machine) v1() machine {
 	const root = "sys/fs/cgroup/memory/"
 	return m.without("sys/fs/cgroup").with(machine{
 		root + "memory.stat":                    statV1Text,
-		root + "memory.usage_in_bytes":          "3000000000\n",
+		root + "memory.usage_in_bytes":          "5368709120\n",
 		root + "memory.limit_in_bytes":          "9223372036854771712\n",
 		root + "kubepods/memory.stat":           "inactive_file 5\ntotal_inactive_file 1000\n",
 		root + "kubepods/memory.usage_in_bytes": "5000\n",
@@ -98,8 +98,6 @@ func TestSnapshotOfMachines(t *testing.T) {
 	const pods = "sys/fs/cgroup/kubepods.slice"
 	noPods := func(s *Snapshot) { s.Signals[AllocatableMemoryAvailable] = Observation{} }
 	v1Memory := func(s *Snapshot) {
-		s.Memory.Usage, s.Memory.InactiveFile, s.Memory.WorkingSet = 3e9, 868954112, 3e9-868954112
-		s.Signals[MemoryAvailable] = observe(8*gi-(3e9-868954112), 8*gi)
 		s.Signals[AllocatableMemoryAvailable] = observe(104857600-4000, 104857600)
 	}
 	for _, test := range []struct {
@@ -144,7 +142,7 @@ func TestSnapshotOfMachines(t *testing.T) {
 		},
 		{ // V6
 			"more inactive than used",
-			fullMachine.with(machine{"sys/fs/cgroup/memory.stat": "anon 2147483648\nfile 3221225472\ninactive_file 6442450944\n"}),
+			fullMachine.with(machine{"proc/meminfo": replaceField(meminfoText, "Inactive(file)", "6291456")}),
 			func(s *Snapshot) {
 				s.Memory.InactiveFile, s.Memory.WorkingSet = 6*gi, 0
 				s.Signals[MemoryAvailable] = observe(8*gi, 8*gi)
@@ -170,7 +168,7 @@ func TestSnapshotOfMachines(t *testing.T) {
 			},
 		},
 		{
-			"no swap", fullMachine.with(machine{"proc/meminfo": "MemTotal: 8388608 kB\nMemFree: 1048576 kB\nMemAvailable: 5242880 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n"}),
+			"no swap", fullMachine.with(machine{"proc/meminfo": replaceField(meminfoText, "SwapTotal", "0", "SwapFree", "0")}),
 			func(s *Snapshot) { s.Swap, s.Capacity.Swap = Swap{OK: true}, 0 },
 		},
 	} {

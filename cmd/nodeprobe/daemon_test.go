@@ -90,12 +90,12 @@ func TestDaemonFollowsTheNode(t *testing.T) {
 	memory := func() float64 { return gauges(t, d.registry, "nodeprobe_condition_status")["MemoryPressure"] }
 	eventually(t, "first verdict", func() bool { return memory() == 0 })
 
-	tr.write("sys/fs/cgroup/memory.stat", memoryStat("8570000000"))
+	tr.write("proc/meminfo", memoryInUse(8369140))
 	d.sampler.Wake(probe.CauseEvent)
 	eventually(t, "pressure", func() bool { return memory() == 1 })
 
 	// What cannot be read ends nothing.
-	tr.write("sys/fs/cgroup/memory.stat", "")
+	tr.write("proc/meminfo", withoutUsage(memoryInUse(8369140)))
 	d.sampler.Wake(probe.CauseEvent)
 	eventually(t, "error", func() bool {
 		return gauges(t, d.registry, "nodeprobe_sampler_read_errors_total")["memory_cgroup"] > 0
@@ -104,7 +104,7 @@ func TestDaemonFollowsTheNode(t *testing.T) {
 		t.Errorf("condition is %v without evidence", got)
 	}
 
-	tr.write("sys/fs/cgroup/memory.stat", memoryStat("2147483648"))
+	tr.write("proc/meminfo", memoryInUse(2<<20))
 	d.sampler.Wake(probe.CauseEvent)
 	eventually(t, "relief", func() bool { return memory() == 0 })
 

@@ -139,7 +139,7 @@ func TestSnapshotExitCodes(t *testing.T) {
 			},
 		},
 		{
-			name: "under pressure", changes: map[string]string{"sys/fs/cgroup/memory.stat": memoryStat("8570000000")},
+			name: "under pressure", changes: map[string]string{"proc/meminfo": memoryInUse(8369140)},
 			stdout: []string{"MemoryPressure               True    ", "memory.available<100Mi\n"},
 		},
 		{
@@ -227,7 +227,7 @@ func TestSnapshotTellsTimeToLimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for i := range 20 { // 0.3 GiB/s, and never at the time of a sample
 			time.AfterFunc(time.Duration(50*i+25)*time.Millisecond, func() {
-				tr.write("sys/fs/cgroup/memory.stat", memoryStat(strconv.Itoa(2<<30+i<<24)))
+				tr.write("proc/meminfo", memoryInUse(2<<20+i<<14))
 			})
 		}
 		var stdout bytes.Buffer

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -21,16 +22,20 @@ const (
 	stalls     = "some avg10=1.50 avg60=0.75 avg300=0.25 total=1500000\nfull avg10=0.50 avg60=0.25 avg300=0.00 total=500000\n"
 )
 
-func meminfo(availableKiB string) string {
+func meminfo(availableKiB string) string { return meminfoWith(availableKiB, 2<<20) }
+
+// memoryInUse is meminfo with so many KiB in use, none of them cache that could be
+// dropped.
+func memoryInUse(kib int) string { return meminfoWith("6291456", kib) }
+
+func meminfoWith(availableKiB string, anonKiB int) string {
 	return "MemTotal:        8388608 kB\nMemFree:         1048576 kB\nMemAvailable:    " + availableKiB +
-		" kB\nBuffers:               0 kB\nSwapTotal:       1048576 kB\nSwapFree:        1048576 kB\n"
+		" kB\nBuffers:               0 kB\nCached:                0 kB\nSwapCached:            0 kB\nInactive(file):        0 kB\n" +
+		"SwapTotal:       1048576 kB\nSwapFree:        1048576 kB\n" + fmt.Sprintf("AnonPages: %10d kB\n", anonKiB)
 }
 
-// memoryStat is the root memory cgroup with so many bytes in use, none of them
-// cache that could be dropped.
-func memoryStat(anon string) string {
-	return "anon " + anon + "\nfile 0\nkernel 0\ninactive_file 0\n"
-}
+// withoutUsage is meminfo that does not tell how much is in use.
+func withoutUsage(meminfo string) string { return strings.Replace(meminfo, "AnonPages", "Other", 1) }
 
 func treeFiles() map[string]string {
 	return map[string]string{
@@ -45,7 +50,7 @@ func treeFiles() map[string]string {
 		"proc/sys/kernel/random/boot_id": treeBootID + "\n",
 		"proc/1/mountinfo":               "1 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n",
 		"proc/self/status":               "Name:\tnodeprobe\nCapEff:\t000000c000000000\n",
-		"sys/fs/cgroup/memory.stat":      memoryStat("2147483648"),
+		"sys/fs/cgroup/memory.stat":      "anon 0\n", // only looked for
 		"sys/devices/system/cpu/online":  "0-3\n",
 		"sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages": "8\n",
 		"sys/kernel/btf/vmlinux":                                strings.Repeat("x", 4096),

@@ -29,12 +29,17 @@ func newHardware(t *testing.T) hardware {
 	h := hardware{t, t.TempDir(), t.TempDir()}
 	h.link("/proc", h.procfs, "meminfo")
 	h.link("/sys", h.sysfs, "devices", "kernel")
+	h.copyMeminfo()
+	return h
+}
+
+func (h hardware) copyMeminfo() {
+	h.t.Helper()
 	meminfo, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
-		t.Fatal(err)
+		h.t.Fatal(err)
 	}
 	h.write(h.procfs, "meminfo", string(meminfo))
-	return h
 }
 
 // link makes links to what is in a directory, but for some names.
@@ -83,13 +88,18 @@ func (h hardware) plug(cpus string, memory, swap, hugePages int64) {
 	h.t.Helper()
 	h.write(h.sysfs, "devices/system/cpu/online", cpus+"\n")
 	h.write(h.sysfs, "kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", fmt.Sprintln(hugePages))
-	path := filepath.Join(h.procfs, "meminfo")
-	meminfo, err := os.ReadFile(path)
+	h.meminfo(map[string]int64{"MemTotal": memory, "SwapTotal": swap, "SwapFree": swap})
+}
+
+// meminfo changes figures of /proc/meminfo, which are in bytes.
+func (h hardware) meminfo(figures map[string]int64) {
+	h.t.Helper()
+	meminfo, err := os.ReadFile(filepath.Join(h.procfs, "meminfo"))
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	for name, value := range map[string]int64{"MemTotal": memory, "SwapTotal": swap, "SwapFree": swap} {
-		line := regexp.MustCompile(`(?m)^` + name + `:.*$`)
+	for name, value := range figures {
+		line := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + `:.*$`)
 		meminfo = line.ReplaceAll(meminfo, fmt.Appendf(nil, "%s: %15d kB", name, value>>10))
 	}
 	h.write(h.procfs, "meminfo", string(meminfo))

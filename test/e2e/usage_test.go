@@ -14,8 +14,10 @@ type usage struct{ hardware }
 func newUsage(t *testing.T) usage {
 	t.Helper()
 	u := usage{hardware{t, t.TempDir(), t.TempDir()}}
-	u.link("/proc", u.procfs, "loadavg", "vmstat")
+	u.link("/proc", u.procfs, "loadavg", "vmstat", "meminfo")
 	u.link("/sys", u.sysfs, "fs")
+	u.write(u.sysfs, "fs/cgroup/memory.stat", "") // is looked for
+	u.copyMeminfo()
 	u.memory(1 << 20)
 	u.tasks(100)
 	u.killed(0)
@@ -29,7 +31,7 @@ func (u usage) flags() []string {
 
 func (u usage) memory(bytes int64) {
 	u.t.Helper()
-	u.write(u.sysfs, "fs/cgroup/memory.stat", fmt.Sprintf("anon %020d\nfile 0\ninactive_file 0\n", bytes))
+	u.meminfo(map[string]int64{"AnonPages": bytes, "Cached": 0, "Buffers": 0, "SwapCached": 0, "Inactive(file)": 0})
 }
 
 func (u usage) tasks(n int) {

@@ -1,0 +1,155 @@
+package probe_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nodeprobe/nodeprobe/probe"
+)
+
+// dirtyCgroups are memory cgroups that have a page each of one file. Who maps the
+// file changes a counter of each: the kernel notes that, and adds it up for the
+// parents when somebody asks.
+type dirtyCgroups struct {
+	parent string
+	number int
+	pages  *os.File
+}
+
+// newDirtyCgroups makes so many below one that the test ends with, or skips the test.
+func newDirtyCgroups(tb testing.TB, number int) *dirtyCgroups {
+	tb.Helper()
+	root, version := probe.MemoryCgroupVersion("/sys")
+	if version == probe.CgroupNone {
+		tb.Skip("no memory controller")
+	}
+	d := &dirtyCgroups{filepath.Join(root, fmt.Sprintf("nodeprobe-bench-%d", os.Getpid())), number, nil}
+	if err := os.Mkdir(d.parent, 0o755); err != nil {
+		tb.Skipf("make cgroup: %v", err)
+	}
+	tb.Cleanup(func() { d.remove(tb) })
+	if version == probe.CgroupV2 {
+		if err := os.WriteFile(filepath.Join(d.parent, "cgroup.subtree_control"), []byte("+memory"), 0); err != nil {
+			tb.Skipf("hand the memory controller on: %v", err)
+		}
+	}
+	fd, err := unix.MemfdCreate("nodeprobe-bench", unix.MFD_CLOEXEC)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	d.pages = os.NewFile(uintptr(fd), "pages")
+	if err := d.pages.Truncate(int64(number * os.Getpagesize())); err != nil {
+		tb.Fatal(err)
+	}
+	for i := range number {
+		if err := os.Mkdir(d.child(i), 0o755); err != nil {
+			tb.Fatal(err)
+		}
+	}
+	writer := exec.Command("/proc/self/exe", "-test.run=^TestPageWriter$")
+	writer.Env = append(os.Environ(), "NODEPROBE_PAGES="+d.parent+":"+strconv.Itoa(number))
+	writer.ExtraFiles = []*os.File{d.pages}
+	if out, err := writer.CombinedOutput(); err != nil {
+		tb.Fatalf("write a page in each cgroup: %v: %s", err, out)
+	}
+	return d
+}
+
+func (d *dirtyCgroups) child(i int) string { return filepath.Join(d.parent, strconv.Itoa(i)) }
+
+// TestPageWriter is not a test but the process that goes through the cgroups and
+// writes a page in each, which is charged to it.
+func TestPageWriter(t *testing.T) {
+	parent, count, found := strings.Cut(os.Getenv("NODEPROBE_PAGES"), ":")
+	if !found {
+		return
+	}
+	number, err := strconv.Atoi(count)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &dirtyCgroups{parent, number, os.NewFile(3, "pages")}
+	for i := range number {
+		if err := os.WriteFile(filepath.Join(d.child(i), "cgroup.procs"), []byte("0"), 0); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := d.pages.WriteAt([]byte{1}, int64(i*os.Getpagesize())); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// change changes a counter of each cgroup.
+func (d *dirtyCgroups) change(tb testing.TB) {
+	m, err := unix.Mmap(int(d.pages.Fd()), 0, d.number*os.Getpagesize(), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_POPULATE)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if err := unix.Munmap(m); err != nil {
+		tb.Fatal(err)
+	}
+}
+
+func (d *dirtyCgroups) remove(tb testing.TB) {
+	if d.pages != nil {
+		d.pages.Close()
+	}
+	remove := func(dir string) {
+		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			err := os.Remove(dir)
+			if err == nil || errors.Is(err, os.ErrNotExist) {
+				return
+			}
+			if time.Now().After(deadline) {
+				tb.Errorf("remove cgroup: %v", err)
+				return
+			}
+		}
+	}
+	for i := range d.number {
+		remove(d.child(i))
+	}
+	remove(d.parent)
+}
+
+// reportDirty shows what a sample costs that comes after each of so many cgroups has
+// counted something, beside the floor in the same state, and what memory.stat of the
+// root costs there. All three are single reads, with cold caches.
+func reportDirty(t *testing.T, cgroups int) {
+	const rounds = 101
+	d := newDirtyCgroups(t, cgroups)
+	root, _ := probe.MemoryCgroupVersion("/sys")
+	stat, err := unix.Open(filepath.Join(root, "memory.stat"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(stat)
+	sampler, evaluator, floor := newSampler(t), newEvaluator(t), newFloor(t)
+	var buf [16 << 10]byte
+	contenders := [...]func(){
+		floor.read,
+		func() { evaluator.Observe(sampler.Sample()) },
+		func() { unix.Pread(stat, buf[:], 0) },
+	}
+	var us [len(contenders)][]float64
+	for range rounds {
+		for i, read := range contenders {
+			d.change(t)
+			start := time.Now()
+			read()
+			us[i] = append(us[i], float64(time.Since(start).Nanoseconds())/1e3)
+		}
+	}
+	floorUs, sampleUs, statUs := median(us[0]), median(us[1]), median(us[2])
+	fmt.Printf("RESULT sample_observe_dirty_ratio=%.2f x budget=1.3 peer=floor:%.1fus\n", sampleUs/floorUs, floorUs)
+	fmt.Printf("RESULT sample_observe_dirty=%.1f us peer=memory.stat:%.1fus\n", sampleUs, statUs)
+}
