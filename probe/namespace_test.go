@@ -3,11 +3,13 @@ package probe
 import (
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -57,24 +59,34 @@ func TestPIDNamespaceHasNoLimit(t *testing.T) {
 	}
 }
 
-// inNamespace runs the test once more in a namespace of its own, where
-// NODEPROBE_NAMESPACE is set, and returns what that prints in out. It returns false
-// there.
-func inNamespace(t *testing.T, flags uintptr, out any) bool {
+// inNamespace runs the test once more, in a namespace of its own that unshare(1) makes,
+// and returns what that reports in out. It returns false there. Before, the process
+// moves to a cgroup if there is one.
+func inNamespace(t *testing.T, cgroup string, out any, flags ...string) bool {
 	t.Helper()
 	const mark = "NODEPROBE_NAMESPACE"
 	if os.Getenv(mark) != "" {
 		return false
 	}
-	if os.Geteuid() != 0 {
+	skip := func(why any) {
+		t.Helper()
 		if os.Getenv("NODEPROBE_REQUIRE") == "1" {
-			t.Fatal("NODEPROBE_REQUIRE=1: needs root")
+			t.Fatalf("NODEPROBE_REQUIRE=1: %v", why)
 		}
-		t.Skip("needs root")
+		t.Skip(why)
 	}
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^"+t.Name()+"$")
+	if os.Geteuid() != 0 {
+		skip("needs root")
+	}
+	if _, err := exec.LookPath("unshare"); err != nil {
+		skip(err)
+	}
+	exe, err := os.Executable()
+	must(t, err)
+	const script = `if [ -n "$0" ]; then echo 0 >"$0/cgroup.procs" || exit 1; fi; exec unshare "$@"`
+	args := append([]string{"-c", script, cgroup}, flags...)
+	cmd := exec.CommandContext(t.Context(), "sh", append(args, exe, "-test.run=^"+t.Name()+"$")...)
 	cmd.Env = append(os.Environ(), mark+"=1")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags}
 	text, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("in a namespace: %v\n%s", err, text)
@@ -98,30 +110,134 @@ func report(t *testing.T, v any) {
 // Nobody who is in a namespace of the kernel's takes its pid_max for the node's,
 // whether /proc is the node's or the namespace's.
 func TestRealPIDNamespace(t *testing.T) {
-	type found struct {
-		OK    bool
-		Max   int64
-		Error string
-	}
-	var got found
-	if !inNamespace(t, unix.CLONE_NEWPID|unix.CLONE_NEWNS, &got) {
+	for name, flags := range map[string][]string{
+		"the node's proc":      {"--pid", "--fork"},
+		"the namespace's proc": {"--pid", "--fork", "--mount-proc"},
+	} {
+		type found struct {
+			OK    bool
+			Max   int64
+			Error string
+		}
+		var got found
+		if !inNamespace(t, "", &got, flags...) {
+			s, err := New(realConfig())
+			must(t, err)
+			defer s.Close()
+			snap := s.Sample()
+			report(t, found{snap.Signals[PIDAvailable].OK, snap.Tasks.Max, errText(snap.Errors[SourceTaskLimit])})
+			return
+		}
 		s, err := New(realConfig())
 		must(t, err)
 		defer s.Close()
+		here := s.Sample()
+		switch {
+		case here.Errors[SourceTaskLimit] != nil:
+			t.Skip(here.Errors[SourceTaskLimit]) // the test itself is in one
+		case got.OK && got.Max != here.Tasks.Max:
+			t.Errorf("%s: %d tasks may be in the namespace, and %d on the node", name, got.Max, here.Tasks.Max)
+		case !got.OK && !strings.Contains(got.Error, ErrPIDNamespace.Error()):
+			t.Errorf("%s: no limit: %s", name, got.Error)
+		}
+	}
+}
+
+func TestCheckCgroupRoot(t *testing.T) {
+	v1 := fullMachine.v1()
+	for name, test := range map[string]struct {
+		machine
+		foreign bool
+	}{
+		"v2":                {fullMachine, false},
+		"v2, a container's": {fullMachine.with(machine{"sys/fs/cgroup/memory.current": "5368709120\n"}), true},
+		"v1":                {v1.with(machine{"sys/fs/cgroup/memory/release_agent": "\n"}), false},
+		"v1, a container's": {v1, true},
+		"none":              {machine{}, false},
+	} {
+		err := CheckCgroupRoot(MemoryCgroupVersion(test.boot(t).path("sys")))
+		if errors.Is(err, ErrCgroupNamespace) != test.foreign {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// A container that has its own cgroup where the node's root should be uses little of
+// what the node uses: the latter is what counts, and the log says once what is missing.
+func TestContainersCgroupIsNotTheNodes(t *testing.T) {
+	const container, root = "sys/fs/cgroup/", "sys/fs/cgroup/memory/"
+	busy := machine{"proc/meminfo": "MemTotal: 33554432 kB\nMemFree: 8388608 kB\nMemAvailable: 12582912 kB\n" +
+		"Buffers: 1048576 kB\nCached: 3145728 kB\nSwapCached: 0 kB\nAnonPages: 18874368 kB\nInactive(file): 2097152 kB\n" +
+		"SwapTotal: 0 kB\nSwapFree: 0 kB\n"}
+	for name, m := range map[string]machine{
+		"v2": fullMachine.with(busy).with(machine{
+			container + "memory.stat": "anon 4096\nfile 8192\ninactive_file 4096\n", container + "memory.current": "16384\n",
+		}),
+		"v1": fullMachine.v1().with(busy).with(machine{
+			root + "memory.stat": "total_inactive_file 4096\n", root + "memory.usage_in_bytes": "16384\n",
+		}),
+	} {
+		var log strings.Builder
+		s := m.boot(t).sampler(t, func(c *Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+		s.Sample()
+		snap := resample(s)
+		if got, want := snap.Signals[MemoryAvailable], observe(12*gi, 32*gi); got != want {
+			t.Errorf("%s: %+v, want %+v", name, got, want)
+		}
+		if n := strings.Count(log.String(), ErrCgroupNamespace.Error()); n != 1 {
+			t.Errorf("%s: said %d times:\n%s", name, n, log.String())
+		}
+	}
+}
+
+// As with a runtime that gives a container a cgroup namespace.
+func TestRealCgroupNamespace(t *testing.T) {
+	type found struct {
+		OK         bool
+		WorkingSet int64
+		Error      string
+	}
+	const envDir = "NODEPROBE_SYSFS"
+	if dir := os.Getenv(envDir); dir != "" {
+		must(t, unix.Mount("nodeprobe-test", filepath.Join(dir, "fs/cgroup/memory"), "cgroup", 0, "memory"))
+		cfg := realConfig()
+		cfg.Sysfs = dir
+		s, err := New(cfg)
+		must(t, err)
+		defer s.Close()
 		snap := s.Sample()
-		report(t, found{snap.Signals[PIDAvailable].OK, snap.Tasks.Max, errText(snap.Errors[SourceTaskLimit])})
+		report(t, found{snap.Memory.CgroupOK, snap.Memory.WorkingSet, errText(CheckCgroupRoot(MemoryCgroupVersion(dir)))})
 		return
 	}
+	root, version := MemoryCgroupVersion("/sys")
+	if version != CgroupV1 || CheckCgroupRoot(root, version) != nil {
+		t.Skipf("needs the root of a memory controller of cgroup v1, which can be mounted once more")
+	}
+	sysfs := t.TempDir()
+	must(t, os.MkdirAll(filepath.Join(sysfs, "fs/cgroup/memory"), 0o755))
+	t.Setenv(envDir, sysfs)
+	group := filepath.Join(root, "nodeprobe-test-"+filepath.Base(filepath.Dir(sysfs)))
+	if err := os.Mkdir(group, 0o755); err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(func() {
+		for end := time.Now().Add(30 * time.Second); os.Remove(group) != nil; time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Errorf("%s cannot be removed", group)
+				return
+			}
+		}
+	})
+	var got found
+	inNamespace(t, group, &got, "--cgroup", "--mount")
 	s, err := New(realConfig())
 	must(t, err)
 	defer s.Close()
-	here := s.Sample()
-	switch {
-	case here.Errors[SourceTaskLimit] != nil:
-		t.Skip(here.Errors[SourceTaskLimit]) // the test itself is in one
-	case got.OK && got.Max != here.Tasks.Max:
-		t.Errorf("%d tasks may be in the namespace, and %d on the node", got.Max, here.Tasks.Max)
-	case !got.OK && !strings.Contains(got.Error, ErrPIDNamespace.Error()):
-		t.Errorf("no limit: %s", got.Error)
+	// Its own cgroup has some MiB.
+	if here := s.Sample().Memory; got.OK && got.WorkingSet < here.WorkingSet/2 {
+		t.Errorf("the node uses %d MiB, and in the namespace it seems to use %d", here.WorkingSet>>20, got.WorkingSet>>20)
+	}
+	if !strings.Contains(got.Error, ErrCgroupNamespace.Error()) {
+		t.Errorf("not noticed: %q", got.Error)
 	}
 }

@@ -97,7 +97,9 @@ type Sampler struct {
 	current     Snapshot // owned by the goroutine that calls Sample
 	machineRead time.Time
 	logged      [NumSources]logged
-	lacksPSI    bool // and so it was logged
+
+	foreignCgroups bool // as it was logged last
+	lacksPSI       bool // and so it was logged
 
 	mu      sync.Mutex // guards the rest
 	last    Snapshot
@@ -200,6 +202,7 @@ func (s *Sampler) Sample() *Snapshot {
 		s.machineRead, remount = snap.Time, true
 		s.memory.discover(s.cfg.cgroupfs())
 		s.tasks.discover()
+		s.noteCgroupRoot(CheckCgroupRoot(s.memory.root, s.memory.version))
 		s.stalls.discover()
 	}
 	s.memory.read(snap)
@@ -271,6 +274,16 @@ func (s *Sampler) note(snap *Snapshot) {
 		if text != said.text && (said.text == "" || snap.Time.Sub(said.at) >= relogInterval) {
 			*said = logged{text: text, at: snap.Time}
 			s.cfg.Logger.Warn("source cannot be read", "source", Source(i).String(), "err", err)
+		}
+	}
+}
+
+// noteCgroupRoot logs once per change that the cgroups are not the node's. That is no
+// error of a source: no figure of the node is read at their root.
+func (s *Sampler) noteCgroupRoot(err error) {
+	if foreign := err != nil; foreign != s.foreignCgroups {
+		if s.foreignCgroups = foreign; foreign {
+			s.cfg.Logger.Warn("cgroups outside of this container are not seen", "err", err)
 		}
 	}
 }

@@ -234,6 +234,13 @@ func findCgroup(sysfs string) finding {
 			"mount the host's /sys/fs/cgroup, or boot with cgroup_enable=memory; memory.available cannot be read without it",
 		}
 	}
+	if err := probe.CheckCgroupRoot(dir, version); err != nil {
+		return finding{
+			"memory cgroup", outcomeMissing, err.Error(),
+			"mount the node's /sys, in a pod as a hostPath volume, and name it in --path.sysfs; " +
+				"the limit on all pods, and whose the victims of the OOM killer were, are missing without it",
+		}
+	}
 	return finding{What: "memory cgroup", Outcome: outcomeOK, Detail: fmt.Sprintf("%s at %s", version, dir)}
 }
 

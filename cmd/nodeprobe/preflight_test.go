@@ -56,6 +56,11 @@ func TestPreflight(t *testing.T) {
 	}{
 		{name: "all there"},
 		{
+			"a container's cgroup in the place of the node's root",
+			map[string]string{"sys/fs/cgroup/memory.current": "16384\n"},
+			map[string]string{"memory cgroup": outcomeMissing},
+		},
+		{
 			"no PSI",
 			map[string]string{"proc/pressure/cpu": "", "proc/pressure/memory": "", "proc/pressure/io": ""},
 			map[string]string{
@@ -190,17 +195,11 @@ func TestCapabilities(t *testing.T) {
 	}
 }
 
-// What is read in a namespace of a container's comes with what puts it right.
-func TestPreflightInNamespaces(t *testing.T) {
-	for source, test := range map[probe.Source]struct {
-		err    error
-		remedy string
-	}{
-		probe.SourceTaskLimit: {probe.ErrPIDNamespace, "hostPID: true"},
-	} {
-		f := findSource(source, fmt.Errorf("read it: %w", test.err))
-		if f.Outcome != outcomeFails || !strings.Contains(f.Remedy, test.remedy) {
-			t.Errorf("%s: %+v", source, f)
-		}
+// What cannot be read in a PID namespace of a container's comes with what puts it
+// right.
+func TestPreflightInPIDNamespace(t *testing.T) {
+	f := findSource(probe.SourceTaskLimit, fmt.Errorf("read it: %w", probe.ErrPIDNamespace))
+	if f.Outcome != outcomeFails || !strings.Contains(f.Remedy, "hostPID: true") {
+		t.Errorf("%+v", f)
 	}
 }
