@@ -3,6 +3,7 @@ package status
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"maps"
 	"strings"
 
@@ -26,7 +27,7 @@ func machineInfo(cfg *Resources, facts *Facts) Setter {
 		}
 		maps.Copy(node.Status.Capacity, cfg.capacity(&facts.Snapshot.Capacity))
 		// A reservation holds for what could not be read this time, too.
-		setAllocatable(&node.Status, cfg.Reservation(node.Status.Capacity))
+		setAllocatable(node, cfg.Reservation(node.Status.Capacity))
 		return nil
 	}
 }
@@ -81,9 +82,10 @@ func (r *Resources) pods(cpus int64) (pods int64, ok bool) {
 // setAllocatable sets allocatable to capacity less the reservation, not below
 // zero. Huge pages are taken out of memory: nobody else can use what they hold.
 // Of a resource with a domain its owner knows how much is usable, and may have
-// withheld a broken device: less than capacity stays as it is. One without
-// allocatable was advertised by a patch of its capacity alone.
-func setAllocatable(status *v1.NodeStatus, reservation v1.ResourceList) {
+// withheld a broken device: less than capacity stays as it is, unless the owner
+// writes the capacity alone.
+func setAllocatable(node *v1.Node, reservation v1.ResourceList) {
+	status := &node.Status
 	if status.Allocatable == nil {
 		status.Allocatable = v1.ResourceList{}
 	}
@@ -97,7 +99,7 @@ func setAllocatable(status *v1.NodeStatus, reservation v1.ResourceList) {
 		if reserved, ok := reservation[name]; ok {
 			subtract(&value, reserved)
 		}
-		if usable, ok := status.Allocatable[name]; ok && foreign(name) && usable.Cmp(value) < 0 {
+		if usable, ok := status.Allocatable[name]; ok && foreign(name) && usable.Cmp(value) < 0 && !byCapacityAlone(node, name) {
 			continue
 		}
 		status.Allocatable[name] = value
@@ -124,6 +126,38 @@ func subtract(a *resource.Quantity, b resource.Quantity) {
 // foreign reports whether a resource is set by somebody else: what is computed here
 // has no domain in its name.
 func foreign(name v1.ResourceName) bool { return strings.Contains(string(name), "/") }
+
+// byCapacityAlone reports whether somebody else writes a resource's capacity and
+// leaves allocatable to nodeprobe, by the API server's own account
+// (metadata.managedFields). A kubelet keeps up with such a capacity as it grows.
+func byCapacityAlone(node *v1.Node, name v1.ResourceName) bool {
+	type list map[string]struct{}
+	capacityIsOurs, allocatableIsOurs := false, false
+	for _, entry := range node.ManagedFields {
+		if entry.FieldsV1 == nil {
+			continue
+		}
+		var fields struct {
+			Status struct {
+				Capacity    list `json:"f:capacity"`
+				Allocatable list `json:"f:allocatable"`
+			} `json:"f:status"`
+		}
+		if json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) != nil {
+			continue
+		}
+		_, capacity := fields.Status.Capacity["f:"+string(name)]
+		_, allocatable := fields.Status.Allocatable["f:"+string(name)]
+		switch {
+		case entry.Manager == Manager:
+			capacityIsOurs = capacityIsOurs || capacity
+			allocatableIsOurs = allocatableIsOurs || allocatable
+		case allocatable:
+			return false
+		}
+	}
+	return allocatableIsOurs && !capacityIsOurs
+}
 
 // isExtendedResource follows the kubelet: a name with a domain that is not
 // Kubernetes' own.

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
@@ -187,6 +188,43 @@ func TestMachineInfo(t *testing.T) {
 			set(t, again, machineInfo(&cfg, test.facts))
 			if statusChanged(&node.Status, &again.Status) {
 				t.Error("the second time is different")
+			}
+		})
+	}
+}
+
+// Who advertises a resource by a patch of its capacity alone has allocatable follow;
+// who writes allocatable, too, is not corrected, and a user's setter writes both.
+func TestAllocatableFollowsCapacity(t *testing.T) {
+	const name = "example.com/dongle"
+	entry := func(manager, fields string) metav1.ManagedFieldsEntry {
+		return metav1.ManagedFieldsEntry{Manager: manager, Subresource: "status", FieldsV1: metav1.NewFieldsV1(fields)}
+	}
+	const (
+		capacity    = `{"f:status":{"f:capacity":{"f:example.com/dongle":{}}}}`
+		allocatable = `{"f:status":{"f:allocatable":{"f:example.com/dongle":{}}}}`
+		both        = `{"f:status":{"f:allocatable":{"f:example.com/dongle":{}},"f:capacity":{".":{},"f:example.com/dongle":{}}}}`
+		other       = `{"f:status":{"f:allocatable":{"f:example.com/other":{}},"f:capacity":{"f:cpu":{}}}}`
+	)
+	for test, c := range map[string]struct {
+		managers []metav1.ManagedFieldsEntry
+		want     string
+	}{
+		"by capacity alone":       {[]metav1.ManagedFieldsEntry{entry("kubectl", capacity), entry(Manager, allocatable)}, "8"},
+		"by both":                 {[]metav1.ManagedFieldsEntry{entry("plugin", both), entry(Manager, other)}, "3"},
+		"allocatable by a third":  {[]metav1.ManagedFieldsEntry{entry("kubectl", capacity), entry("plugin", allocatable), entry(Manager, other)}, "3"},
+		"by two of the same mind": {[]metav1.ManagedFieldsEntry{entry("kubectl", capacity), entry("plugin", allocatable), entry(Manager, allocatable)}, "3"},
+		"by a user's setter":      {[]metav1.ManagedFieldsEntry{entry(Manager, both)}, "3"},
+		"by nobody who is known":  {nil, "3"},
+		"by garbage":              {[]metav1.ManagedFieldsEntry{entry(Manager, `[`), {Manager: Manager}}, "3"},
+	} {
+		t.Run(test, func(t *testing.T) {
+			node := &v1.Node{ObjectMeta: metav1.ObjectMeta{ManagedFields: c.managers}}
+			node.Status.Capacity, node.Status.Allocatable = resources(map[string]string{name: "8"}), resources(map[string]string{name: "3"})
+			cfg := testResources()
+			set(t, node, machineInfo(&cfg, capacityOf(func(*probe.Capacity) {})))
+			if got := node.Status.Allocatable[name]; got.String() != c.want {
+				t.Errorf("allocatable %s of 8, want %s", got.String(), c.want)
 			}
 		})
 	}

@@ -141,6 +141,16 @@ func TestForeignWrites(t *testing.T) {
 	if allocatable.Cmp(resource.MustParse("3")) != 0 {
 		t.Errorf("allocatable of the foreign resource: %s, want 3", allocatable.String())
 	}
+	n.patchStatus(map[string]any{"capacity": map[string]string{foreignKey: "8", foreignDevice: "8"}})
+	eventually(t, "what is advertised by its capacity alone can be allocated", func() error {
+		if q := n.mustGet().Status.Allocatable[foreignKey]; q.Cmp(resource.MustParse("8")) != 0 {
+			return fmt.Errorf("allocatable %s of 8", q.String())
+		}
+		return nil
+	})
+	if usable := n.mustGet().Status.Allocatable[foreignDevice]; usable.Cmp(resource.MustParse("3")) != 0 {
+		t.Errorf("%s of 8 devices can be allocated, want 3 as their owner says", usable.String())
+	}
 }
 
 // A cloud controller manager owns the addresses, once it has set them.
