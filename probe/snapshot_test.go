@@ -117,6 +117,11 @@ func TestSnapshotOfMachines(t *testing.T) {
 				"sys/fs/cgroup/cpu/tasks": "", "sys/fs/cgroup/unified/memory.stat": statV2Text,
 			}), noPods,
 		},
+		{ // as in a container that is a node
+			"the root of a cgroup namespace", fullMachine.with(machine{
+				"sys/fs/cgroup/memory.stat": "anon 4096\nfile 0\ninactive_file 0\n", "sys/fs/cgroup/memory.current": "8192\n",
+			}), func(*Snapshot) {},
+		},
 		{
 			"pods kept by the cgroupfs driver",
 			fullMachine.without(pods).with(machine{

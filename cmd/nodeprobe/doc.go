@@ -215,10 +215,10 @@ preflight tell what is kept, if there:
 # Files
 
 	/etc/nodeprobe/config.yaml          by convention; see --config
-	/proc/meminfo, loadavg, vmstat      memory, tasks, OOM kills
+	/proc/meminfo, loadavg, vmstat      memory and the node's working set, tasks, OOM kills
 	/proc/pressure/*                    stalls (Linux 4.20)
 	/proc/sys/kernel/pid_max, threads-max, random/boot_id
-	/sys/fs/cgroup                      the node's working set, and the pods'
+	/sys/fs/cgroup                      the pods' working set
 	/sys/devices/system/cpu/online      CPUs
 	/sys/kernel/mm/hugepages            huge pages
 	/sys/kernel/btf/vmlinux             the kernel's types, for BPF
