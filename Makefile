@@ -105,6 +105,9 @@ test-page: deps ## the status page in a headless browser: light and dark, on a d
 test-outage: deps control-plane ## the API server is away for ten minutes: memory, Lease, the one patch after it (OUTAGE=1h for longer)
 	go -C test test -count=1 -v -timeout 0 -run '^TestLongOutage$$' ./e2e -outage $(or $(OUTAGE),10m)
 
+test-flood: deps control-plane ## thousands of connections of each kind against 48 MiB of memory (needs root)
+	go -C test test -count=1 -v -run '^TestFlood$$' ./flood -each
+
 parity: deps control-plane ## a real kubelet and nodeprobe on this machine: their Nodes, Leases, Events and writes compared (needs root)
 	go -C test test -count=1 -v -timeout 10m ./parity
 
@@ -137,4 +140,4 @@ clean: ## remove bin
 help: ## this list
 	@awk -F ':.*## ' '/^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build run demo image test test-flap test-page test-outage parity vet lint check test-kernels generate generate-btf fuzz bench bench-latency bench-overhead bench-idle footprint e2e test-beside footprint-containers control-plane deps clean help
+.PHONY: build run demo image test test-flap test-page test-outage test-flood parity vet lint check test-kernels generate generate-btf fuzz bench bench-latency bench-overhead bench-idle footprint e2e test-beside footprint-containers control-plane deps clean help

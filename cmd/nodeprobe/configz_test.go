@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
@@ -98,12 +99,17 @@ func TestPprofCPU(t *testing.T) {
 		t.Fatal(err)
 	}
 	server := newServer(prometheus.NewRegistry(), nil, nil, g.log, pprofRoutes()...)
+	server.ReadTimeout, server.ReadHeaderTimeout = 500*time.Millisecond, time.Minute
 	server.WriteTimeout = 1 // a nanosecond
 	g.guard(server)
 	address, _ := serving(t, server)
+	begin := time.Now()
 	resp, body, err := visit(t, "http://"+address+"/debug/pprof/profile?seconds=1", "", "", nil)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if took := time.Since(begin); took < time.Second {
+		t.Errorf("it was cut short after %s", took)
 	}
 	if resp.StatusCode != http.StatusOK || !strings.HasPrefix(body, "\x1f\x8b") {
 		t.Errorf("%d %.100q", resp.StatusCode, body)

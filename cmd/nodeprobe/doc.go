@@ -140,6 +140,14 @@ On webListenAddress, 127.0.0.1:9732 by default:
 
 Add ?verbose to the health endpoints for each check by itself.
 
+At most 128 clients are connected at a time. One more replaces the one that was idle,
+silent or slow for the longest time, among those of the address that has the most
+connections: a kubelet's probes and a Prometheus are served however many connections
+others hold open. nodeprobe_web_connections and
+nodeprobe_web_connections_evicted_total count them. GOMEMLIMIT, the Go runtime's own
+variable, bounds what garbage may add; deploy sets it to three quarters of the memory
+limit.
+
 # TLS and users
 
 The file of --web.config.file has the format that Prometheus' exporters share

@@ -26,23 +26,36 @@ func newServer(reg *prometheus.Registry, live, ready []check, log *slog.Logger, 
 	// A client that goes away is not worth more than a line at level debug.
 	errorLog := slog.NewLogLogger(log.Handler(), slog.LevelDebug)
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{
-		EnableOpenMetrics: true, Registry: reg, MaxRequestsInFlight: 4, ErrorLog: errorLog,
-	}))
+	answers := newAnswers()
+	mux.Handle("GET /metrics", answers.whole(promhttp.HandlerFor(reg, promhttp.HandlerOpts{
+		EnableOpenMetrics: true, Registry: reg, ErrorLog: errorLog,
+	})))
 	mux.Handle("GET /livez", health("livez", live))
 	mux.Handle("GET /healthz", health("healthz", live))
 	mux.Handle("GET /readyz", health("readyz", ready))
 	for _, r := range more {
-		mux.Handle(r.pattern, r.handler)
+		h := r.handler
+		if !strings.Contains(r.pattern, pprofPath) { // they take their time
+			h = answers.whole(h)
+		}
+		mux.Handle(r.pattern, h)
 	}
-	return &http.Server{
+	server := &http.Server{
 		Handler:           mux,
 		ReadHeaderTimeout: 5 * time.Second,
+		ReadTimeout:       10 * time.Second, // of a body, too, that nobody here wants
 		WriteTimeout:      15 * time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    16 << 10,
-		ErrorLog:          errorLog,
+		// A connection of HTTP/2 is to cost no more than several of HTTP/1.
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams: 2, MaxReadFrameSize: 16 << 10,
+			MaxReceiveBufferPerConnection: 64 << 10, MaxReceiveBufferPerStream: 16 << 10,
+		},
+		ErrorLog: errorLog,
 	}
+	newConnLimit(maxConnections, reg).guard(server)
+	return server
 }
 
 // health answers as the API server's endpoints do: "ok", or each check's

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"runtime"
@@ -9,6 +10,8 @@ import (
 	"time"
 )
 
+const pprofPath = "/debug/pprof/"
+
 // pprofRoutes are Go's profiles of this process, where net/http/pprof has them,
 // for "go tool pprof". That package has more, and is half a megabyte of program.
 // The heap's profile has what is allocated from now on.
@@ -16,9 +19,9 @@ func pprofRoutes() []route {
 	const bytesPerSample = 512 << 10 // Go's default
 	runtime.MemProfileRate = bytesPerSample
 	return []route{
-		{"GET /debug/pprof/{$}", http.HandlerFunc(listProfiles)},
-		{"GET /debug/pprof/profile", http.HandlerFunc(profileCPU)},
-		{"GET /debug/pprof/{name}", http.HandlerFunc(profile)},
+		{"GET " + pprofPath + "{$}", http.HandlerFunc(listProfiles)},
+		{"GET " + pprofPath + "profile", http.HandlerFunc(profileCPU)},
+		{"GET " + pprofPath + "{name}", http.HandlerFunc(profile)},
 	}
 }
 
@@ -61,8 +64,9 @@ func profileCPU(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "seconds: at most "+most.String(), http.StatusBadRequest)
 		return
 	}
-	// The server allows an answer less time than this takes.
-	if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(length + 10*time.Second)); err != nil {
+	// The server allows a request and its answer less time than this takes.
+	control, end := http.NewResponseController(w), time.Now().Add(length+10*time.Second)
+	if err := errors.Join(control.SetReadDeadline(end), control.SetWriteDeadline(end)); err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}

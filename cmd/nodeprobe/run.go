@@ -117,7 +117,7 @@ func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, files co
 	address := ""
 	if cfg.WebListenAddress != "" {
 		var err error
-		if listener, err = new(net.ListenConfig).Listen(ctx, "tcp", cfg.WebListenAddress); err != nil {
+		if listener, err = listen(ctx, cfg.WebListenAddress); err != nil {
 			return fmt.Errorf("serve metrics: %w", err)
 		}
 		defer listener.Close()

@@ -4,6 +4,7 @@ package agent
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -79,6 +80,8 @@ type Spec struct {
 	Args []string
 	// Env is added to this process's environment.
 	Env []string
+	// TLS is how to reach the agent if Args or Config have it serve HTTPS.
+	TLS *tls.Config
 }
 
 // Agent is a running nodeprobe. The caller must Stop it.
@@ -90,6 +93,8 @@ type Agent struct {
 
 	process *process.Process
 	address string
+	scheme  string
+	client  *http.Client
 }
 
 // Start runs nodeprobe and returns when it answers /livez, be there an API
@@ -127,7 +132,10 @@ func start(ctx context.Context, spec Spec) (*Agent, error) {
 	}
 	log.Close() // The process opens it by its name.
 
-	a := &Agent{LogFile: log.Name(), Started: time.Now(), address: "127.0.0.1:" + strconv.Itoa(ports[0])}
+	a := &Agent{LogFile: log.Name(), Started: time.Now(), address: "127.0.0.1:" + strconv.Itoa(ports[0]), scheme: "http", client: http.DefaultClient}
+	if spec.TLS != nil {
+		a.scheme, a.client = "https", &http.Client{Transport: &http.Transport{TLSClientConfig: spec.TLS}}
+	}
 	a.process, err = process.Start(process.Spec{
 		Path: spec.Binary, LogFile: a.LogFile, Env: spec.Env,
 		Args: append([]string{
@@ -168,7 +176,10 @@ func (a *Agent) Exited() <-chan struct{} { return a.process.Exited() }
 func (a *Agent) Stop() { a.process.Stop(stopGrace) }
 
 // URL is where the agent's own HTTP server serves a path.
-func (a *Agent) URL(path string) string { return "http://" + a.address + path }
+func (a *Agent) URL(path string) string { return a.scheme + "://" + a.address + path }
+
+// Address is where the agent's own HTTP server listens.
+func (a *Agent) Address() string { return a.address }
 
 // Get asks the agent's own HTTP server for a path.
 func (a *Agent) Get(ctx context.Context, path string) (code int, body []byte, err error) {
@@ -176,7 +187,7 @@ func (a *Agent) Get(ctx context.Context, path string) (code int, body []byte, er
 	if err != nil {
 		return 0, nil, err
 	}
-	resp, err := http.DefaultClient.Do(req)
+	resp, err := a.client.Do(req)
 	if err != nil {
 		return 0, nil, err
 	}
@@ -201,13 +212,6 @@ func (a *Agent) Metric(ctx context.Context, series string) (float64, error) {
 
 // Metrics returns the present value of every series, by how /metrics writes it.
 func (a *Agent) Metrics(ctx context.Context) (map[string]float64, error) {
-	return ReadMetrics(ctx, a.address)
-}
-
-// ReadMetrics is Metrics of an agent that somebody else has started, by the address
-// that it listens at.
-func ReadMetrics(ctx context.Context, address string) (map[string]float64, error) {
-	a := Agent{address: address}
 	code, body, err := a.Get(ctx, "/metrics")
 	if err == nil && code != http.StatusOK {
 		err = fmt.Errorf("/metrics: %d", code)
@@ -216,6 +220,12 @@ func ReadMetrics(ctx context.Context, address string) (map[string]float64, error
 		return nil, fmt.Errorf("read metrics: %w", err)
 	}
 	return parseMetrics(body)
+}
+
+// ReadMetrics is Metrics of an agent that somebody else has started, by the address
+// that it listens at.
+func ReadMetrics(ctx context.Context, address string) (map[string]float64, error) {
+	return (&Agent{address: address, scheme: "http", client: http.DefaultClient}).Metrics(ctx)
 }
 
 // parseMetrics reads the text format as the agent writes it: without timestamps.

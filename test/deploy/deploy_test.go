@@ -18,6 +18,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
@@ -102,8 +103,9 @@ func TestKustomizations(t *testing.T) {
 		})
 	}
 	for _, dir := range directories(t, root) {
-		// Those for Prometheus are components; see TestMonitors.
-		if _, ok := kustomizations[dir]; !ok && dir != "namespace" && !strings.HasSuffix(dir, "identity") && !strings.HasPrefix(dir, "prometheus/") {
+		// Those for Prometheus and the network are components; see TestMonitors and
+		// TestNetworkPolicy.
+		if _, ok := kustomizations[dir]; !ok && dir != "namespace" && dir != "network-policy" && !strings.HasSuffix(dir, "identity") && !strings.HasPrefix(dir, "prometheus/") {
 			t.Errorf("nothing tests deploy/%s", dir)
 		}
 	}
@@ -132,6 +134,11 @@ func checkPod(t *testing.T, ds *appsv1.DaemonSet) {
 	c := &spec.Containers[0]
 	if request, limit := c.Resources.Requests.Memory(), c.Resources.Limits.Memory(); limit.IsZero() || !request.Equal(*limit) {
 		t.Errorf("memory: request %s, limit %s", request, limit)
+	}
+	if i := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "GOMEMLIMIT" }); i < 0 {
+		t.Error("Go does not know of the memory limit")
+	} else if soft, err := resource.ParseQuantity(strings.TrimSuffix(c.Env[i].Value, "B")); err != nil || 4*soft.Value() != 3*c.Resources.Limits.Memory().Value() {
+		t.Errorf("GOMEMLIMIT is %s, %v, the memory limit %s", c.Env[i].Value, err, c.Resources.Limits.Memory())
 	}
 	if !slices.ContainsFunc(spec.Tolerations, func(t corev1.Toleration) bool {
 		return t.Operator == corev1.TolerationOpExists && t.Key == "" && t.Effect == ""

@@ -29,6 +29,10 @@ func Memory(mebibytes int) (*Pressure, error) {
 	return inCgroup("memory", size+runtimeRoom, []role{{Memory: size}})
 }
 
+// NoMoreMemory makes a memory cgroup with a limit in bytes, for others to be put into;
+// they must have ended before it is released. It needs root.
+func NoMoreMemory(limit int64) (*Pressure, error) { return inCgroup("memory", limit, nil) }
+
 // OOMKill has the kernel kill a process for lack of memory: a child that takes
 // more than its cgroup may have. It returns the child's process ID once that is
 // dead. It needs root.

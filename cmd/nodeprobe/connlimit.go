@@ -1,0 +1,156 @@
+package main
+
+import (
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// maxConnections is how many clients are connected at most. A kubelet, a pair of
+// Prometheuses and some people with the page open are a dozen.
+const maxConnections = 128
+
+// connLimit bounds the connections of a server, and always has room for one more: a
+// kubelet that found none would restart us. When there are too many, the one goes
+// that was in touch the longest time ago, of the source that has the most. So whoever
+// opens thousands is in nobody's way but their own; and even if they share the kubelet's
+// address, the newest connection is the last to go.
+//
+// A connection is in touch when it is accepted, when a whole request has come, and
+// when that is answered: to send a request byte by byte, or to read its answer so,
+// does not keep it.
+type connLimit struct {
+	most    int
+	evicted prometheus.Counter
+	pause   func() // after a burst of evictions
+
+	mu      sync.Mutex // guards the rest
+	clock   uint64     // counts what happens, and so orders it
+	burst   int        // evictions since the last pause
+	clients map[net.Conn]client
+	sources map[netip.Prefix]int // connections of each
+}
+
+type client struct {
+	source netip.Prefix
+	seen   uint64 // when it was last in touch, by the clock
+}
+
+// evictBurst is how many connections are evicted before others have their turn. Go's
+// scheduler looks for what has come from the network when it has nothing else to run;
+// without a pause the connections that are let in would be pushed out again by those
+// behind them before anybody has read their requests.
+const evictBurst = 32
+
+func newConnLimit(most int, reg prometheus.Registerer) *connLimit {
+	l := &connLimit{
+		most: most, clients: map[net.Conn]client{}, sources: map[netip.Prefix]int{},
+		pause: func() { time.Sleep(time.Millisecond) },
+		evicted: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "nodeprobe_web_connections_evicted_total",
+			Help: "Connections of clients that were closed to make room for others.",
+		}),
+	}
+	reg.MustRegister(l.evicted, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "nodeprobe_web_connections",
+		Help: "Connections of clients that are open.",
+	}, func() float64 {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return float64(len(l.clients))
+	}))
+	return l
+}
+
+// guard bounds the connections of a server that does not serve yet.
+func (l *connLimit) guard(server *http.Server) { server.ConnState = l.changed }
+
+// changed implements http.Server.ConnState. A server calls it with StateNew before it
+// accepts the next connection.
+func (l *connLimit) changed(conn net.Conn, state http.ConnState) {
+	if victim, pause := l.note(conn, state); victim != nil {
+		hangUp(victim)
+		l.evicted.Inc()
+		if pause {
+			l.pause()
+		}
+	}
+}
+
+// note returns a connection to close, if there is one too many, and whether it is
+// others' turn then.
+func (l *connLimit) note(conn net.Conn, state http.ConnState) (victim net.Conn, pause bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.clock++
+	switch c, known := l.clients[conn]; {
+	case state == http.StateNew:
+		c = client{sourceOf(conn.RemoteAddr()), l.clock}
+		l.clients[conn] = c
+		l.sources[c.source]++
+	case !known: // evicted, and not aware of it yet
+	case state == http.StateActive || state == http.StateIdle:
+		c.seen = l.clock
+		l.clients[conn] = c
+	default:
+		l.remove(conn)
+	}
+	if len(l.clients) <= l.most {
+		return nil, false
+	}
+	victim = l.oldest()
+	l.remove(victim)
+	l.burst = (l.burst + 1) % evictBurst
+	return victim, l.burst == 0
+}
+
+func (l *connLimit) remove(conn net.Conn) {
+	source := l.clients[conn].source
+	delete(l.clients, conn)
+	if l.sources[source]--; l.sources[source] == 0 {
+		delete(l.sources, source)
+	}
+}
+
+// oldest returns the connection, of those of the source with the most, that was in
+// touch the longest time ago.
+func (l *connLimit) oldest() (oldest net.Conn) {
+	var found client
+	for conn, c := range l.clients {
+		more := l.sources[c.source] - l.sources[found.source]
+		if oldest == nil || more > 0 || more == 0 && c.seen < found.seen {
+			oldest, found = conn, c
+		}
+	}
+	return oldest
+}
+
+// sourceOf returns whose a connection is: an address, or the part of an IPv6 address
+// below which one machine may have as many as it likes.
+func sourceOf(addr net.Addr) netip.Prefix {
+	tcp, ok := addr.(*net.TCPAddr)
+	if !ok {
+		return netip.Prefix{}
+	}
+	ip, bits := tcp.AddrPort().Addr().Unmap(), 32
+	if ip.Is6() {
+		bits = 64
+	}
+	return netip.PrefixFrom(ip.WithZone(""), bits).Masked()
+}
+
+// hangUp closes a connection without a good-bye, which its client might not take, and
+// drops what the client has not read, which the kernel would keep for a while.
+func hangUp(conn net.Conn) {
+	if secure, ok := conn.(interface{ NetConn() net.Conn }); ok {
+		conn = secure.NetConn()
+	}
+	if tcp, ok := conn.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
+	_ = conn.Close()
+}

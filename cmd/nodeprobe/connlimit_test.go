@@ -1,0 +1,175 @@
+package main
+
+import (
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// hungUp is a connection that notes when it is closed.
+type hungUp struct {
+	net.Conn
+	name, from string
+	closed     *[]string
+}
+
+func (c *hungUp) RemoteAddr() net.Addr {
+	return net.TCPAddrFromAddrPort(netip.MustParseAddrPort(c.from))
+}
+
+func (c *hungUp) Close() error {
+	*c.closed = append(*c.closed, c.name)
+	return nil
+}
+
+// Who is one too many makes room at the cost of the source with the most connections,
+// and there of the one that was in touch the longest time ago.
+func TestConnLimit(t *testing.T) {
+	const pod, kubelet, other = "10.0.0.7:1", "10.0.0.1:1", "10.0.0.9:1"
+	const new, active, idle, closed = http.StateNew, http.StateActive, http.StateIdle, http.StateClosed
+	type event struct {
+		conn  string
+		from  string // "" as before
+		state http.ConnState
+	}
+	for _, test := range []struct {
+		name   string
+		events []event // of a server with room for three
+		closed []string
+		open   int
+	}{
+		{"room for all", []event{{"a", pod, new}, {"b", pod, new}, {"c", kubelet, new}}, nil, 3},
+		{"silent ones", []event{{"a", pod, new}, {"b", pod, new}, {"c", pod, new}, {"d", pod, new}, {"e", pod, new}}, []string{"a", "b"}, 3},
+		{"not the one that asked", []event{{"a", pod, new}, {"b", pod, new}, {"c", pod, new}, {"a", "", active}, {"d", pod, new}}, []string{"b"}, 3},
+		{"nor that was answered", []event{{"a", pod, new}, {"a", "", active}, {"b", pod, new}, {"c", pod, new}, {"a", "", idle}, {"d", pod, new}}, []string{"b"}, 3},
+		{"who reads slowly", []event{{"a", pod, new}, {"a", "", active}, {"b", pod, new}, {"c", pod, new}, {"d", pod, new}}, []string{"a"}, 3},
+		{"of those who have many", []event{{"k", kubelet, new}, {"a", pod, new}, {"b", pod, new}, {"c", pod, new}, {"d", pod, new}}, []string{"a", "b"}, 3},
+		{"room for who comes late", []event{{"a", pod, new}, {"b", pod, new}, {"c", pod, new}, {"k", kubelet, new}, {"d", pod, new}}, []string{"a", "b"}, 3},
+		{"many who have one", []event{{"a", pod, new}, {"k", kubelet, new}, {"o", other, new}, {"x", "10.0.0.8:1", new}}, []string{"a"}, 3},
+		{"IPv4 in IPv6", []event{{"k", kubelet, new}, {"a", pod, new}, {"b", "[::ffff:10.0.0.7]:1", new}, {"o", other, new}}, []string{"a"}, 3},
+		{"a network of IPv6", []event{{"k", "[fd00::1]:1", new}, {"a", "[fd00:0:0:1::1]:1", new}, {"b", "[fd00:0:0:1::2]:1", new}, {"o", "[fd00:0:0:2::1]:1", new}}, []string{"a"}, 3},
+		{"some leave", []event{{"a", pod, new}, {"b", pod, new}, {"a", "", closed}, {"c", pod, new}, {"d", pod, new}}, nil, 3},
+		{"all leave", []event{{"a", pod, new}, {"b", kubelet, new}, {"a", "", closed}, {"b", "", http.StateHijacked}}, nil, 0},
+		{"evicted, and not aware of it", []event{
+			{"a", pod, new}, {"b", pod, new}, {"c", pod, new}, {"d", pod, new}, {"a", "", active}, {"a", "", closed}, {"e", pod, new},
+		}, []string{"a", "b"}, 3},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			reg := prometheus.NewRegistry()
+			l := newConnLimit(3, reg)
+			var closed []string
+			conns := map[string]*hungUp{}
+			for _, e := range test.events {
+				if conns[e.conn] == nil {
+					conns[e.conn] = &hungUp{name: e.conn, from: e.from, closed: &closed}
+				}
+				l.changed(conns[e.conn], e.state)
+			}
+			if diff := cmp.Diff(test.closed, closed); diff != "" {
+				t.Errorf("hung up (-want +got):\n%s", diff)
+			}
+			for name, want := range map[string]int{"nodeprobe_web_connections": test.open, "nodeprobe_web_connections_evicted_total": len(test.closed)} {
+				if got := gathered(t, reg, name); got != float64(want) {
+					t.Errorf("%s is %v, want %d", name, got, want)
+				}
+			}
+			counted := 0
+			for _, n := range l.sources {
+				counted += n
+			}
+			if len(l.clients) != test.open || counted != test.open {
+				t.Errorf("%d are open, by source %d, want %d", len(l.clients), counted, test.open)
+			}
+		})
+	}
+}
+
+// Those who are let in have their turn before the ones behind them push them out.
+func TestConnLimitPauses(t *testing.T) {
+	l := newConnLimit(3, prometheus.NewRegistry())
+	var at []int
+	n := 0
+	l.pause = func() { at = append(at, n) }
+	var closed []string
+	for n = range 3 + 2*evictBurst {
+		l.changed(&hungUp{from: "10.0.0.7:1", closed: &closed}, http.StateNew)
+	}
+	if want := []int{3 + evictBurst - 1, 3 + 2*evictBurst - 1}; !slices.Equal(at, want) {
+		t.Errorf("it pauses after connections %d, want %d", at, want)
+	}
+}
+
+// However many clients there are, and whatever they do not do, the next one is served.
+func TestServerOfManyClients(t *testing.T) {
+	for name, begin := range map[string]string{
+		"silent":    "",
+		"trickling": "GET /livez HTTP/1.1\r\nHost: n\r\nX-",
+		"idle":      "GET /livez HTTP/1.1\r\nHost: n\r\n\r\n",
+		"slow":      strings.Repeat("GET /large HTTP/1.1\r\nHost: n\r\n\r\n", 10),
+	} {
+		t.Run(name, func(t *testing.T) {
+			reg := prometheus.NewRegistry()
+			large := route{"GET /large", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write(make([]byte, 1<<20)) })}
+			address, _ := serving(t, newServer(reg, nil, nil, slog.New(slog.DiscardHandler), large))
+			const clients = 3 * maxConnections
+			for range clients {
+				conn, err := net.Dial("tcp", address)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer conn.Close()
+				io.WriteString(conn, begin)
+			}
+			for _, path := range []string{"/livez", "/metrics"} {
+				resp, err := http.Get("http://" + address + path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				body, err := io.ReadAll(resp.Body)
+				if resp.Body.Close(); err != nil || resp.StatusCode != http.StatusOK {
+					t.Errorf("%s: %s %v", path, resp.Status, err)
+				}
+				if want := fmt.Sprintf("\nnodeprobe_web_connections %d\n", maxConnections); path == "/metrics" && !strings.Contains(string(body), want) {
+					t.Errorf("no %s in\n%s", want, body)
+				}
+			}
+		})
+	}
+}
+
+// With TLS, too, it is the connection below that is closed: a good-bye would wait for
+// a client that does not read.
+func TestHangUpTLS(t *testing.T) {
+	near, far := net.Pipe() // where nobody reads, nothing can be written
+	hangUp(tls.Server(near, &tls.Config{}))
+	if _, err := far.Read(make([]byte, 1)); !errors.Is(err, io.EOF) {
+		t.Errorf("the other side got %v", err)
+	}
+}
+
+// gathered returns the one value of a metric.
+func gathered(t *testing.T, reg *prometheus.Registry, name string) float64 {
+	t.Helper()
+	families, err := reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		if m := family.GetMetric()[0]; family.GetName() == name {
+			return m.GetGauge().GetValue() + m.GetCounter().GetValue()
+		}
+	}
+	t.Fatalf("no metric %s", name)
+	return 0
+}
