@@ -23,10 +23,14 @@ const maxConnections = 128
 // A connection is in touch when it is accepted, when a whole request has come, and
 // when that is answered: to send a request byte by byte, or to read its answer so,
 // does not keep it.
+//
+// Once all have been replaced it is others' turn: Go's scheduler looks for what has come
+// from the network when it has nothing else to run, and without a pause who is let in
+// would be pushed out again before anybody has read their requests.
 type connLimit struct {
 	most    int
 	evicted prometheus.Counter
-	pause   func() // after a burst of evictions
+	pause   func() // after as many evictions
 
 	mu      sync.Mutex // guards the rest
 	clock   uint64     // counts what happens, and so orders it
@@ -39,12 +43,6 @@ type client struct {
 	source netip.Prefix
 	seen   uint64 // when it was last in touch, by the clock
 }
-
-// evictBurst is how many connections are evicted before others have their turn. Go's
-// scheduler looks for what has come from the network when it has nothing else to run;
-// without a pause the connections that are let in would be pushed out again by those
-// behind them before anybody has read their requests.
-const evictBurst = 32
 
 func newConnLimit(most int, reg prometheus.Registerer) *connLimit {
 	l := &connLimit{
@@ -104,7 +102,7 @@ func (l *connLimit) note(conn net.Conn, state http.ConnState) (victim net.Conn, 
 	}
 	victim = l.oldest()
 	l.remove(victim)
-	l.burst = (l.burst + 1) % evictBurst
+	l.burst = (l.burst + 1) % l.most
 	return victim, l.burst == 0
 }
 

@@ -95,17 +95,18 @@ func TestConnLimit(t *testing.T) {
 	}
 }
 
-// Those who are let in have their turn before the ones behind them push them out.
+// Those who are let in have their turn before all of them are pushed out again.
 func TestConnLimitPauses(t *testing.T) {
-	l := newConnLimit(3, prometheus.NewRegistry())
+	const most = 3
+	l := newConnLimit(most, prometheus.NewRegistry())
 	var at []int
 	n := 0
 	l.pause = func() { at = append(at, n) }
 	var closed []string
-	for n = range 3 + 2*evictBurst {
+	for n = range 3*most + 1 {
 		l.changed(&hungUp{from: "10.0.0.7:1", closed: &closed}, http.StateNew)
 	}
-	if want := []int{3 + evictBurst - 1, 3 + 2*evictBurst - 1}; !slices.Equal(at, want) {
+	if want := []int{2*most - 1, 3*most - 1}; !slices.Equal(at, want) {
 		t.Errorf("it pauses after connections %d, want %d", at, want)
 	}
 }
