@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -140,6 +141,61 @@ func TestForeignWriter(t *testing.T) {
 				if diff := cmp.Diff(want, lines()); diff != "" {
 					t.Errorf("log (-want +got):\n%s", diff)
 				}
+			})
+		})
+	}
+}
+
+// A kubelet renewed the lease just before our very first look: it is theirs at first
+// sight. Our own renewal before a restart is not, nor is one of long ago.
+func TestForeignAtFirstSight(t *testing.T) {
+	for _, test := range []struct {
+		name, manager string
+		ago           time.Duration
+		seconds       int32 // of the lease; 0 for none
+		foreign       bool
+	}{
+		{"a kubelet is alive", "kubelet", 2 * time.Second, 40, true},
+		{"its clock is ahead", "kubelet", -2 * time.Second, 40, true},
+		{"it does not say how long", "kubelet", 39 * time.Second, 0, true},
+		{"its renewals are good for longer than ours", "kubelet", 50 * time.Second, 60, true},
+		{"it is gone", "kubelet", 40 * time.Second, 40, false},
+		{"far in the future", "kubelet", -time.Hour, 40, false},
+		{"we have been restarted", "nodeprobe", 2 * time.Second, 40, false},
+		{"it is not told who", "", 2 * time.Second, 40, false},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				api := newFakeAPI()
+				api.existing(time.Minute)
+				api.renewAs(test.manager, -test.ago)
+				api.put(func(l *coordinationv1.Lease) {
+					l.Spec.LeaseDurationSeconds = nil
+					if test.seconds > 0 {
+						l.Spec.LeaseDurationSeconds = &test.seconds
+					}
+				})
+				config := api.config()
+				config.Manager = "nodeprobe"
+				var told []string
+				config.OnForeign = func(s State) { told = append(told, s.ForeignManager) }
+				run(t, config, func(h *Heartbeater) {
+					if !test.foreign {
+						api.took(t, "GET PUT")
+						if len(told) > 0 {
+							t.Errorf("told of %q", told)
+						}
+						return
+					}
+					api.took(t, "GET")
+					if state := h.State(); state.Result != ResultForeign || !state.ForeignWriter || !slices.Equal(told, []string{test.manager}) {
+						t.Errorf("state %+v, told of %q", state, told)
+					}
+					for range 3 {
+						api.round(t, "GET")
+					}
+					api.round(t, "GET PUT")
+				})
 			})
 		})
 	}

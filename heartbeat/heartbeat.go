@@ -302,12 +302,13 @@ func (h *Heartbeater) observe(lease *coordinationv1.Lease) {
 	lost := h.lease != nil && (lease == nil || lease.UID != h.lease.UID)
 	before := h.seen
 	h.lease = lease
-	h.seen = before.next(lease, h.config.NodeName, h.unanswered, now)
+	stranger := h.stranger(lease, now)
+	h.seen = before.next(lease, h.config.NodeName, h.unanswered, stranger, now)
 	if !h.seen.renewTime.IsZero() {
 		h.sent = h.sent.raise(h.seen.renewTime, now)
 	}
-	// The first look finds what may be long past: no renewal has been noticed.
-	renewed := before.looked && h.seen.foreign && !h.seen.renewTime.Equal(before.renewTime)
+	// The first look may find what is long past: no renewal has been noticed.
+	renewed := (before.looked || stranger) && h.seen.foreign && !h.seen.renewTime.Equal(before.renewTime)
 	if renewed {
 		h.metrics.foreignRenewals.Inc()
 	}
@@ -327,6 +328,17 @@ func (h *Heartbeater) observe(lease *coordinationv1.Lease) {
 			h.config.OnLost()
 		}
 	}
+}
+
+// stranger says whether another field manager than ours has renewed the lease lately,
+// by the clock.
+func (h *Heartbeater) stranger(lease *coordinationv1.Lease, now time.Time) bool {
+	if lease == nil || h.config.Manager == "" {
+		return false
+	}
+	manager, at := Renewal(lease)
+	age, good := now.Sub(at), Duration(lease, h.config.Duration)
+	return manager != "" && manager != h.config.Manager && age < good && age > -good
 }
 
 // skip is why nothing is to be written now, although no call has failed.

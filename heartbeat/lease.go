@@ -86,9 +86,10 @@ type sighting struct {
 //
 // Any change of the renew time that is not ours is a sign of life of somebody
 // else, backwards too: their clock may be right where ours was. Excepted are
-//   - the very first look at a lease in our name: we have been restarted;
+//   - the very first look at a lease in our name, unless stranger is set: we have
+//     been restarted;
 //   - a re-created lease with an old renew time: restored from a copy.
-func (s sighting) next(lease *coordinationv1.Lease, holder string, own []time.Time, now time.Time) sighting {
+func (s sighting) next(lease *coordinationv1.Lease, holder string, own []time.Time, stranger bool, now time.Time) sighting {
 	if lease == nil {
 		return sighting{looked: true, renewTime: s.renewTime, at: now}
 	}
@@ -102,7 +103,7 @@ func (s sighting) next(lease *coordinationv1.Lease, holder string, own []time.Ti
 		next.at, next.foreign = s.at, s.foreign
 	case slices.ContainsFunc(own, next.renewTime.Equal):
 	case !s.looked:
-		next.foreign = foreignHolder(lease, holder) != ""
+		next.foreign = stranger || foreignHolder(lease, holder) != ""
 	case next.uid != s.uid && !next.renewTime.After(s.renewTime):
 	default:
 		next.foreign = true
@@ -134,9 +135,19 @@ func Renewal(lease *coordinationv1.Lease) (manager string, at time.Time) {
 	return renewTimeManager(lease), lease.Spec.RenewTime.Time
 }
 
+// Duration returns how long a renewal of a lease is good for, by its own account; where
+// it gives none, otherwise.
+func Duration(lease *coordinationv1.Lease, otherwise time.Duration) time.Duration {
+	if seconds := lease.Spec.LeaseDurationSeconds; seconds != nil && *seconds > 0 {
+		return time.Duration(*seconds) * time.Second
+	}
+	return otherwise
+}
+
 // renewTimeManager returns the field manager that last set the renew time,
 // usually the name of the writer's binary, or "" where the API server does not
-// tell. It serves only to name the culprit: decisions rest on the renew time.
+// tell. But for a lease that is seen for the first time it serves only to name the
+// culprit: decisions rest on the renew time.
 func renewTimeManager(lease *coordinationv1.Lease) string {
 	for _, entry := range lease.ManagedFields {
 		if entry.FieldsV1 != nil && strings.Contains(entry.FieldsV1.GetRawString(), `"f:renewTime"`) {

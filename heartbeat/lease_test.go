@@ -203,30 +203,34 @@ func TestSighting(t *testing.T) {
 		lease   *coordinationv1.Lease
 		foreign bool
 		at      time.Time
+
+		stranger bool
 	}{
-		{"first look, no lease", never, nil, false, now},
-		{"first look, our name", never, at(0), false, now},
-		{"first look, no name", never, with(at(0), "1", nil), false, now},
-		{"first look, foreign name", never, with(at(0), "1", new("x")), true, now},
-		{"first look, foreign name, never renewed", never, &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{HolderIdentity: new("x")}}, false, now},
-		{"only metadata changed", ours, at(0), false, seenAt},
-		{"only the name changed", ours, with(at(0), "1", new("x")), false, seenAt},
-		{"renewed by somebody else", ours, at(1), true, now},
-		{"renewed by somebody whose clock is behind", ours, at(-time.Hour), true, now},
-		{"our own, the answer was lost", ours, at(5), false, now},
-		{"our own, in another zone", ours, &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{RenewTime: micro(epoch.Add(5).In(time.FixedZone("", 3600)))}}, false, now},
-		{"our own after theirs", theirs, at(5), false, now},
-		{"they are silent", theirs, at(0), true, seenAt},
-		{"they are not", theirs, at(10), true, now},
-		{"renew time removed", theirs, &coordinationv1.Lease{}, false, now},
-		{"deleted", theirs, nil, false, now},
-		{"re-created by somebody alive", ours, with(at(1), "2", new(node)), true, now},
-		{"re-created from a copy", ours, with(at(-time.Minute), "2", new(node)), false, now},
-		{"re-created by somebody alive after a look", gone, with(at(1), "2", new(node)), true, now},
-		{"re-created from a copy after a look", gone, with(at(-time.Minute), "2", new(node)), false, now},
+		{"first look, no lease", never, nil, false, now, false},
+		{"first look, our name", never, at(0), false, now, false},
+		{"first look, our name, lately renewed by another manager", never, at(0), true, now, true},
+		{"only metadata changed, of a lease of theirs that we have written since", ours, at(0), false, seenAt, true},
+		{"first look, no name", never, with(at(0), "1", nil), false, now, false},
+		{"first look, foreign name", never, with(at(0), "1", new("x")), true, now, false},
+		{"first look, foreign name, never renewed", never, &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{HolderIdentity: new("x")}}, false, now, false},
+		{"only metadata changed", ours, at(0), false, seenAt, false},
+		{"only the name changed", ours, with(at(0), "1", new("x")), false, seenAt, false},
+		{"renewed by somebody else", ours, at(1), true, now, false},
+		{"renewed by somebody whose clock is behind", ours, at(-time.Hour), true, now, false},
+		{"our own, the answer was lost", ours, at(5), false, now, false},
+		{"our own, in another zone", ours, &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{RenewTime: micro(epoch.Add(5).In(time.FixedZone("", 3600)))}}, false, now, false},
+		{"our own after theirs", theirs, at(5), false, now, false},
+		{"they are silent", theirs, at(0), true, seenAt, false},
+		{"they are not", theirs, at(10), true, now, false},
+		{"renew time removed", theirs, &coordinationv1.Lease{}, false, now, false},
+		{"deleted", theirs, nil, false, now, false},
+		{"re-created by somebody alive", ours, with(at(1), "2", new(node)), true, now, false},
+		{"re-created from a copy", ours, with(at(-time.Minute), "2", new(node)), false, now, false},
+		{"re-created by somebody alive after a look", gone, with(at(1), "2", new(node)), true, now, false},
+		{"re-created from a copy after a look", gone, with(at(-time.Minute), "2", new(node)), false, now, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got := test.before.next(test.lease, node, own, now)
+			got := test.before.next(test.lease, node, own, test.stranger, now)
 			if got.foreign != test.foreign {
 				t.Errorf("foreign: %t, want %t", got.foreign, test.foreign)
 			}

@@ -159,21 +159,30 @@ func (u *Updater) adopt(node *v1.Node) {
 	}
 }
 
-// find reads the Node. A credential that may patch its Node but not read it gets
-// the same from a patch that changes nothing.
+// find reads the Node.
 func (u *Updater) find(ctx context.Context) (*v1.Node, error) {
-	node, err := u.cfg.Nodes.Get(ctx, u.cfg.NodeName)
-	if !apierrors.IsForbidden(err) || u.cfg.ReadOnly {
-		return node, err
+	if u.cfg.ReadOnly {
+		return u.cfg.Nodes.Get(ctx, u.cfg.NodeName)
 	}
-	node, patchErr := u.cfg.Nodes.PatchStatus(ctx, u.cfg.NodeName, []byte("{}"))
+	node, unread, err := ReadNode(ctx, u.cfg.Nodes, u.cfg.NodeName)
+	if unread != nil && u.unread.news(unread) {
+		u.log.Warn("node cannot be read; a patch that changes nothing is answered with it", "node", u.cfg.NodeName, "err", unread)
+	}
+	return node, err
+}
+
+// ReadNode reads a Node. A credential that may patch its Node but not read it gets the
+// same from a patch that changes nothing; unread is then why.
+func ReadNode(ctx context.Context, nodes Nodes, name string) (node *v1.Node, unread, err error) {
+	node, err = nodes.Get(ctx, name)
+	if !apierrors.IsForbidden(err) {
+		return node, nil, err
+	}
+	node, patchErr := nodes.PatchStatus(ctx, name, []byte("{}"))
 	if patchErr != nil && !apierrors.IsNotFound(patchErr) {
-		return nil, err
+		return nil, nil, err
 	}
-	if u.unread.news(err) {
-		u.log.Warn("node cannot be read; a patch that changes nothing is answered with it", "node", u.cfg.NodeName, "err", err)
-	}
-	return node, patchErr
+	return node, err, patchErr
 }
 
 // registerBackoff is how long to wait before each attempt to register, as the

@@ -354,3 +354,30 @@ func TestReadOnlyDoesNotPatchToRead(t *testing.T) {
 		})
 	})
 }
+
+// Where nothing may be written yet nothing is asked for either, and once it may be,
+// registration does not wait for the next regular pass.
+func TestRegistrationWaitsForLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		cfg := s.config()
+		cfg.UpdateFrequency = time.Hour
+		no := errors.New("cannot tell yet")
+		cfg.Allow = func(n *v1.Node) error {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return no
+		}
+		s.play(cfg, func() {
+			s.sleep(5 * time.Minute)
+			s.api.took(t, "meanwhile", "")
+			diff(t, "ready", "cannot tell yet", errorText(s.Ready()))
+			diff(t, "logs", []string{`level=ERROR msg="node status is not posted" node=node-1 err="cannot tell yet"`}, s.logs.with("level"))
+			s.mu.Lock()
+			no = nil
+			s.mu.Unlock()
+			s.sleep(7 * time.Second)
+			s.api.took(t, "then", "POST PATCH")
+		})
+	})
+}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -101,7 +100,7 @@ var (
 // gone returns an error that satisfies apierrors.IsNotFound.
 func gone(text string) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
-		Status: metav1.StatusFailure, Code: http.StatusNotFound, Reason: metav1.StatusReasonNotFound, Message: text,
+		Status: metav1.StatusFailure, Reason: metav1.StatusReasonNotFound, Message: text,
 	}}
 }
 
@@ -313,6 +312,9 @@ func (u *Updater) step(ctx context.Context) time.Duration {
 	u.change()
 	if err := u.cfg.Allow(u.Node()); err != nil {
 		u.result(err)
+		if u.Node() == nil {
+			return u.backoff.step()
+		}
 		return u.cfg.UpdateFrequency
 	}
 	if wait := time.Until(u.notBefore); wait > 0 {

@@ -205,7 +205,7 @@ The BPF programs stay attached, and a condition that is held stays held.
 # As a service
 
 Started with NOTIFY_SOCKET, as by systemd with Type=notify-reload, run tells when
-it is ready (the first sample is taken, and no kubelet is alive), reloads and
+it is ready (the first sample is taken, and no kubelet is known to be alive), reloads and
 stops; what systemctl status shows; and with WatchdogSec, that it is alive. It is
 while samples come and its writers go on trying: an API server that is away is no
 reason to be killed.

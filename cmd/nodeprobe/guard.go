@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -9,6 +11,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
@@ -22,29 +25,50 @@ import (
 // one dies, the cluster must see it. Who takes the kubelet away for good starts
 // nodeprobe again.
 //
+// As long as it cannot tell, nothing is written: Lease and Node must both have been
+// read, or not exist. A credential that may not get the Lease never gets further,
+// which the log and /readyz say; the Heartbeater could do nothing with one either. A
+// Node that may be patched but not got is read by an empty patch of its status, which
+// changes nothing, whosever the Node is.
+//
 // The API server notes the binary's name of whoever wrote a field last. All that
 // runs a kubelet has a name of its own (k3s, microk8s), so for the Lease, which
 // nobody but a node agent renews, any name but ours will do; a Node's status has
-// many writers, and only a kubelet's name counts.
+// many writers, and only a kubelet's name counts. Where the API server does not tell
+// who has lately renewed the Lease, or the renewal is in the future by a clock that may
+// not be set yet, the Lease is watched for as long as a renewal is good for: if it
+// is not renewed meanwhile, whoever did it is gone.
 type guard struct {
-	began time.Time     // what was written before is history
-	lease time.Duration // how long a renewal is good for
-	log   *slog.Logger
+	nodes    status.Nodes
+	leases   heartbeat.Leases
+	name     string        // of the node
+	duration time.Duration // how long a renewal is good for, where the Lease does not say
+	log      *slog.Logger
 
-	// Owned by who calls allow.
-	looked bool
-	known  time.Time // of a kubelet's write on the Node as first seen; zero if there was none
-
+	unsure  atomic.Pointer[error] // why it cannot be told whether a kubelet is alive; nil once it can
 	tripped atomic.Pointer[error]
+
+	// Owned by look, and then by who calls allow.
+	known time.Time // of a kubelet's last write on the Node as first seen; zero if there was none
+
+	// Owned by look.
+	renewal time.Time // in the Lease, as last seen
+	since   time.Time // when it was seen first
 }
 
-func newGuard(duration time.Duration, log *slog.Logger, reg prometheus.Registerer) *guard {
-	g := &guard{began: time.Now(), lease: duration, log: log}
+// guardTimeout bounds a look, and so the start.
+const guardTimeout = 5 * time.Second
+
+var errNotLooked = errors.New("lease and node have not been read")
+
+func newGuard(nodes status.Nodes, leases heartbeat.Leases, name string, duration time.Duration, log *slog.Logger, reg prometheus.Registerer) *guard {
+	g := &guard{nodes: nodes, leases: leases, name: name, duration: duration, log: log}
+	g.doubt(errNotLooked)
 	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "nodeprobe_stood_down",
 		Help: "Whether own mode has stopped writing because a kubelet has appeared.",
 	}, func() float64 {
-		if g.err() != nil {
+		if g.stoodDown() != nil {
 			return 1
 		}
 		return 0
@@ -53,61 +77,119 @@ func newGuard(duration time.Duration, log *slog.Logger, reg prometheus.Registere
 }
 
 // start returns an error if a kubelet is alive now. What cannot be read is no
-// reason not to start: the Updater looks again before it writes.
-func (g *guard) start(ctx context.Context, nodes status.Nodes, leases heartbeat.Leases, name string) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	recent := func(at time.Time) (ago time.Duration, is bool) {
-		age := time.Since(at)
-		return max(age, 0).Round(time.Second), g.within(age, g.lease)
+// reason not to start: Run goes on trying.
+func (g *guard) start(ctx context.Context) error {
+	if alive := g.look(ctx); alive != nil {
+		return fmt.Errorf("own node %s: %w; a node has one status writer: use mode observe beside a kubelet, or stop it and start nodeprobe %s later",
+			g.name, alive, g.duration)
 	}
-	const advice = "; a node has one status writer: use mode observe beside a kubelet, or stop it and start nodeprobe %s later"
-	if lease, err := leases.Get(ctx, name); err == nil {
-		writer, at := heartbeat.Renewal(lease)
-		if ago, is := recent(at); foreignRenewal(writer) && is {
-			return fmt.Errorf("own node %s: %s renewed its lease %s ago"+advice, name, writer, ago, g.lease)
+	return nil
+}
+
+// Run tries until it can tell whether a kubelet is alive, and stands down if one is.
+// OnFailure is called when it could not tell: the connection may be half dead.
+func (g *guard) Run(ctx context.Context, onFailure func()) error {
+	const least, most = 100 * time.Millisecond, 7 * time.Second
+	for wait := least; g.unsure.Load() != nil; wait = min(2*wait, most) {
+		seconds, _ := apierrors.SuggestsClientDelay(*g.unsure.Load())
+		timer := time.NewTimer(max(wait, min(time.Duration(seconds)*time.Second, g.duration)))
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		case <-timer.C:
 		}
-	} else if !apierrors.IsNotFound(err) {
-		g.log.Warn("cannot tell yet whether a kubelet is alive", "err", err)
-		return nil
-	}
-	if node, err := nodes.Get(ctx, name); err == nil {
-		writer, at := kubeletWrite(node)
-		if ago, is := recent(at); writer != "" && is {
-			return fmt.Errorf("own node %s: %s wrote its status %s ago"+advice, name, writer, ago, g.lease)
+		if alive := g.look(ctx); alive != nil {
+			g.trip(alive)
+			return nil
+		}
+		if wait > least && g.unsure.Load() != nil {
+			onFailure()
 		}
 	}
 	return nil
+}
+
+// look reads Lease and Node, and returns who else is alive. If nobody is, it gives the
+// way free; if it cannot tell, it notes why.
+func (g *guard) look(ctx context.Context) (alive error) {
+	ctx, cancel := context.WithTimeout(ctx, guardTimeout)
+	defer cancel()
+	lease, err := g.leases.Get(ctx, g.name)
+	switch {
+	case err == nil:
+		alive, unsure := g.renewed(lease, time.Now())
+		if alive != nil || unsure != nil {
+			g.doubt(unsure)
+			return alive
+		}
+	case !apierrors.IsNotFound(err):
+		g.doubt(fmt.Errorf("get lease %s: %w", g.name, err))
+		return nil
+	}
+	node, _, err := status.ReadNode(ctx, g.nodes, g.name)
+	switch {
+	case err == nil:
+		writer, at := kubeletWrite(node)
+		if age := time.Since(at); writer != "" && age < g.duration && age > -g.duration {
+			return fmt.Errorf("%s wrote its status %s ago", writer, max(age, 0).Round(time.Second))
+		}
+		g.known = at
+	case !apierrors.IsNotFound(err):
+		g.doubt(fmt.Errorf("get node %s: %w", g.name, err))
+		return nil
+	}
+	g.unsure.Store(nil)
+	return nil
+}
+
+// renewed says whether whoever renewed the Lease is somebody else and alive, or why that
+// cannot be told yet. The clock may have been set back since, or not be set yet: a
+// machine without a battery boots in the past.
+func (g *guard) renewed(lease *coordinationv1.Lease, now time.Time) (alive, unsure error) {
+	writer, at := heartbeat.Renewal(lease)
+	if writer == status.Manager || at.IsZero() {
+		return nil, nil
+	}
+	again := !g.renewal.IsZero() && !at.Equal(g.renewal)
+	if !at.Equal(g.renewal) {
+		g.renewal, g.since = at, now
+	}
+	age, good := now.Sub(at), heartbeat.Duration(lease, g.duration)
+	switch {
+	case writer != "" && (again || age < good && age > -good):
+		return fmt.Errorf("%s renewed its lease %s ago", writer, max(age, 0).Round(time.Second)), nil
+	case age < good && now.Sub(g.since) < good:
+		return nil, fmt.Errorf("%s renewed the lease at %s: waiting for %s whether it does so again",
+			cmp.Or(writer, "somebody unknown"), at.Format(time.RFC3339), good)
+	}
+	return nil, nil
 }
 
 // allow returns why the Node must not be written to, nil if it may. The Node is
 // as last seen; nil if there is none.
 func (g *guard) allow(node *v1.Node) error {
 	if node != nil && g.err() == nil {
-		writer, at := kubeletWrite(node)
-		// What is later than what we have seen is new by any clock. The first time ours
-		// has to do, and the API server's times are in whole seconds.
-		news := at.After(g.known)
-		if !g.looked {
-			g.looked, g.known = true, at
-			news = g.within(time.Since(at), time.Since(g.began)+time.Second)
-		}
-		if writer != "" && news {
+		// What is later than what was seen first is new by any clock.
+		if writer, at := kubeletWrite(node); writer != "" && at.After(g.known) {
 			g.trip(fmt.Errorf("%s has written the status of node %s at %s", writer, node.Name, at.Format(time.TimeOnly)))
 		}
 	}
 	return g.err()
 }
 
-// within says whether something was written less than limit ago, by its age. The clock
-// may have been set back since, or not be set yet: a machine without a battery boots
-// in the past. What is far in the future was written before that.
-func (g *guard) within(age, limit time.Duration) bool { return age < limit && age > -g.lease }
-
-// renewed is told what the Heartbeater has seen of others.
-func (g *guard) renewed(s heartbeat.State) {
-	if s.ForeignWriter && foreignRenewal(s.ForeignManager) && g.err() == nil {
+// noticed is told what the Heartbeater has seen of others.
+func (g *guard) noticed(s heartbeat.State) {
+	if s.ForeignWriter && s.ForeignManager != "" && s.ForeignManager != status.Manager && g.err() == nil {
 		g.trip(fmt.Errorf("%s renews the node's lease", s.ForeignManager))
+	}
+}
+
+// doubt notes why it cannot be told whether a kubelet is alive.
+func (g *guard) doubt(why error) {
+	if why != nil {
+		err := fmt.Errorf("cannot tell yet whether a kubelet is alive, and writes nothing until then: %w", why)
+		g.unsure.Store(&err)
 	}
 }
 
@@ -118,15 +200,24 @@ func (g *guard) trip(why error) {
 	}
 }
 
+// err returns why nothing must be written.
 func (g *guard) err() error {
-	if err := g.tripped.Load(); err != nil {
+	if err := g.stoodDown(); err != nil {
+		return err
+	}
+	if err := g.unsure.Load(); err != nil {
 		return *err
 	}
 	return nil
 }
 
-// foreignRenewal says whether the writer of a renewal is known and not us.
-func foreignRenewal(writer string) bool { return writer != "" && writer != status.Manager }
+// stoodDown returns why nothing will be written any more.
+func (g *guard) stoodDown() error {
+	if err := g.tripped.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
 
 // kubeletWrite returns when a kubelet last wrote the Node's status, and its name;
 // "" if none did.

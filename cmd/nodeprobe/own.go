@@ -59,7 +59,7 @@ func newOwner(cfg *config, p *policy, paths paths, sampler *probe.Sampler, monit
 	}
 	duration := time.Duration(cfg.NodeLeaseDurationSeconds) * time.Second
 	o := &owner{
-		client: client, guard: newGuard(duration, log, reg),
+		client: client, guard: newGuard(client.nodes, client.leases, p.nodeName, duration, log, reg),
 		nodeName: p.nodeName, resources: &p.resources, reserved: p.reserved, sysfs: paths.sysfs, lastWord: cfg.LastWord,
 		monitor: monitor, sampler: sampler, mostImages: int(cfg.NodeStatusMaxImages), configured: p.volumeLimits, log: log,
 		pulses: [2]pulse{{name: "node status"}, {name: "heartbeat"}},
@@ -106,7 +106,8 @@ func newOwner(cfg *config, p *policy, paths paths, sampler *probe.Sampler, monit
 		NodeName:   p.nodeName,
 		Duration:   duration,
 		Healthy:    o.vouch,
-		OnForeign:  o.guard.renewed,
+		OnForeign:  o.guard.noticed,
+		Manager:    status.Manager,
 		Owner:      o.updater.Owner,
 		OnFailure:  client.forLeases.reconnect,
 		Alive:      o.pulses[1].beat,
@@ -129,7 +130,7 @@ func newOwner(cfg *config, p *policy, paths paths, sampler *probe.Sampler, monit
 // check returns why this node must not, or cannot, be owned: a kubelet is alive,
 // or more is reserved than there is.
 func (o *owner) check(ctx context.Context, first *probe.Snapshot) error {
-	if err := o.guard.start(ctx, o.client.nodes, o.client.leases, o.nodeName); err != nil {
+	if err := o.guard.start(ctx); err != nil {
 		return &exitError{exitOccupied, err}
 	}
 	return o.checkResources(o.reserved, o.resources, first)
@@ -145,6 +146,9 @@ func (o *owner) checkResources(reserved cpuset.CPUSet, resources *status.Resourc
 
 // start starts the writers.
 func (o *owner) start(ctx context.Context, tasks *errgroup.Group) {
+	tasks.Go(func() error {
+		return o.guard.Run(ctx, func() { o.client.forNodes.reconnect(); o.client.forLeases.reconnect() })
+	})
 	tasks.Go(func() error { return o.updater.Run(ctx) })
 	tasks.Go(func() error { return o.heartbeater.Run(ctx) })
 	tasks.Go(func() error { return o.recorder.Run(ctx) })
@@ -222,8 +226,9 @@ func (o *owner) leaseReady() error {
 func (o *owner) mountsChanged() { o.volumes.Wake() }
 
 // record has an Event posted, unless somebody else looks after the node.
+// Before the Node is registered Events wait.
 func (o *owner) record(kind, reason, message string) {
-	if o.guard.err() == nil {
+	if o.guard.stoodDown() == nil {
 		o.recorder.Record(kind, reason, message)
 	}
 }

@@ -100,7 +100,7 @@ func (o *owner) report(r *report) {
 	r.Status = newPostedView(o.updater.Posted())
 	lease := o.heartbeater.State()
 	r.Lease = &leaseView{Renewed: known(lease.Renewed), Result: lease.Result}
-	if err := o.guard.err(); err != nil {
+	if err := o.guard.stoodDown(); err != nil {
 		r.StoodDown = err.Error()
 	}
 	runtime := o.runtime.Last()

@@ -43,9 +43,14 @@ func TestBadAnswers(t *testing.T) {
 			proxy.Inject(fault.Rule{Fault: test.fault})
 			a := n.start()
 			waitComplaint(t, a, "node status is not posted", test.want)
-			waitComplaint(t, a, "failed to renew the lease", test.want)
+			waitComplaint(t, a, "not renewing the lease: unhealthy", test.want) // nobody can tell whether a kubelet is alive
 			wantReadyz(t, a, test.want)
 			checkOnce(t, a)
+			for _, r := range proxy.Requests() {
+				if r.Method != "GET" {
+					t.Errorf("written before Node and Lease were read: %s", r)
+				}
+			}
 			proxy.Clear()
 			n.waitReady(a)
 

@@ -11,6 +11,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeprobe/nodeprobe/test/agent"
@@ -154,7 +155,13 @@ func TestMissingPermission(t *testing.T) {
 			n.wantForeign()
 		}, false},
 		{permission{"patch", "", "nodes/status"}, false, status, true, func(n *node, _ *agent.Agent) { n.waitRenewed(time.Now()) }, true},
-		{permission{"get", leaseGroup, "leases"}, false, lease, true, posted, true},
+		// Nobody can tell whether a kubelet is alive.
+		{permission{"get", leaseGroup, "leases"}, false, status, true, func(n *node, a *agent.Agent) {
+			waitComplaint(n.t, a, "not renewing the lease: unhealthy", "cannot tell yet whether a kubelet is alive")
+			if _, err := n.get(); !apierrors.IsNotFound(err) {
+				n.t.Errorf("there is a Node: %v", err)
+			}
+		}, true},
 		{permission{"create", leaseGroup, "leases"}, false, lease, true, posted, true},
 		{permission{"update", leaseGroup, "leases"}, false, lease, true, posted, true},
 		{permission{"create", "", "events"}, false, "event is not posted", false, ready, false},

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"strings"
@@ -9,11 +10,13 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeprobe/nodeprobe/test/agent"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/fault"
 	"github.com/nodeprobe/nodeprobe/test/process"
 )
 
@@ -23,14 +26,17 @@ var asKubelet = metav1.PatchOptions{FieldManager: "kubelet"}
 // renewAsKubelet renews the Node's Lease under a kubelet's name.
 func (n *node) renewAsKubelet() {
 	n.t.Helper()
+	if err := n.renewAs(n.t.Context(), asKubelet.FieldManager); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *node) renewAs(ctx context.Context, manager string) error {
 	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"renewTime": metav1.NowMicro()}})
-	if err != nil {
-		n.t.Fatal(err)
+	if err == nil {
+		_, err = n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Patch(ctx, n.name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: manager})
 	}
-	_, err = n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Patch(n.t.Context(), n.name, types.MergePatchType, patch, asKubelet)
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	return err
 }
 
 // A kubelet that is alive already: own mode does not start.
@@ -126,4 +132,152 @@ func TestGuardStandsDown(t *testing.T) {
 			waitLogged(t, a, "this node has another status writer: nothing more is written to the API server", 0)
 		})
 	}
+}
+
+// A kubelet is alive, and nobody can tell: its Lease cannot be read when nodeprobe
+// starts. It writes nothing, says why, and stands down as soon as it can read.
+func TestGuardCannotTell(t *testing.T) {
+	t.Parallel()
+	cp := controlplane.StartForTest(t)
+	for name, unreadable := range map[string][]string{
+		"lease": {leasesPath + "/*"}, "lease and node": {leasesPath + "/*", nodesPath + "/*"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, cp, agent.Config{"lastWord": "gone for maintenance"})
+			user, groups := controlplane.NodeUser(n.name)
+			proxy := fault.StartForTest(t, cp, user, groups...)
+			n.spec.Kubeconfig = proxy.Kubeconfig()
+			n.playKubelet()
+
+			for _, path := range unreadable {
+				proxy.Inject(fault.Rule{Methods: []string{"GET"}, Path: path, Fault: fault.Status(503)})
+			}
+			a := n.start()
+			const want = "cannot tell yet whether a kubelet is alive"
+			eventually(t, "it has tried to read more than once", func() error {
+				if proxy.Count("GET", leasesPath+"/*") < 3 {
+					return errNotYet
+				}
+				return nil
+			})
+			wantReadyz(t, a, want)
+			waitComplaint(t, a, "node status is not posted", want)
+			if err := wantMetric(a, "nodeprobe_stood_down", 0); err != nil {
+				t.Error(err)
+			}
+			checkOnce(t, a)
+			proxy.Clear()
+			waitStoodDown(t, a)
+			time.Sleep(5 * time.Second)
+			a.Stop()
+			for _, r := range proxy.Requests() {
+				if r.Method != "GET" {
+					t.Errorf("written beside a kubelet that is alive: %s", r)
+				}
+			}
+		})
+	}
+}
+
+// playKubelet creates the Node and renews its Lease as a kubelet does, until the test
+// ends.
+func (n *node) playKubelet() {
+	n.t.Helper()
+	created := metav1.CreateOptions{FieldManager: "kubelet"}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name, Labels: map[string]string{corev1.LabelHostname: n.name}}}
+	if _, err := n.client.CoreV1().Nodes().Create(n.t.Context(), node, created); err != nil {
+		n.t.Fatal(err)
+	}
+	n.createLease("kubelet", time.Now())
+	ctx, stop := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	n.t.Cleanup(func() { stop(); <-done })
+	go func() {
+		defer close(done)
+		for range time.Tick(time.Second) {
+			if ctx.Err() != nil {
+				return
+			}
+			if err := n.renewAs(ctx, "kubelet"); err != nil && ctx.Err() == nil {
+				n.t.Error(err)
+			}
+		}
+	}()
+}
+
+// createLease is the Lease that a field manager has renewed at some time.
+func (n *node) createLease(manager string, renewed time.Time) {
+	n.t.Helper()
+	at := metav1.NewMicroTime(renewed)
+	_, err := n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(n.t.Context(), &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: n.name},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &n.name, RenewTime: &at, LeaseDurationSeconds: new(int32(40))},
+	}, metav1.CreateOptions{FieldManager: manager})
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// A Lease that a kubelet renewed 2 s ago is a live kubelet's, at first sight: it is left
+// alone even where it could not be read at the very start, and is never renewed again.
+func TestGuardKubeletsLease(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeStatusUpdateFrequency": "1h"})
+	user, groups := controlplane.NodeUser(n.name)
+	proxy := fault.StartForTest(t, controlplane.StartForTest(t), user, groups...)
+	n.spec.Kubeconfig = proxy.Kubeconfig()
+	n.createLease("kubelet", time.Now().Add(-2*time.Second))
+	before, err := n.lease()
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy.Inject(fault.Rule{Methods: []string{"GET"}, Path: leasesPath + "/*", Count: 1, Fault: fault.Reset()})
+	a := n.start()
+	waitStoodDown(t, a)
+	time.Sleep(5 * time.Second)
+	if lease, err := n.lease(); err != nil || lease.ResourceVersion != before.ResourceVersion {
+		t.Errorf("the lease was written to: %+v, %v", lease, err)
+	}
+	if _, err := n.get(); !apierrors.IsNotFound(err) {
+		t.Errorf("there is a Node: %v", err)
+	}
+}
+
+// What cannot be read is asked for again; where nobody else is alive all goes on as at
+// any start.
+func TestGuardReadsInTheEnd(t *testing.T) {
+	t.Parallel()
+	for _, manager := range []string{"kubelet", "nodeprobe"} {
+		t.Run(manager, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeStatusUpdateFrequency": "1h"})
+			user, groups := controlplane.NodeUser(n.name)
+			proxy := fault.StartForTest(t, controlplane.StartForTest(t), user, groups...)
+			n.spec.Kubeconfig = proxy.Kubeconfig()
+			began := time.Now()
+			age := 41 * time.Second // a kubelet's that is gone
+			if manager == "nodeprobe" {
+				age = time.Second // our own, before a restart
+			}
+			n.createLease(manager, began.Add(-age))
+			proxy.Refuse()
+			a := n.start()
+			wantReadyz(t, a, "cannot tell yet whether a kubelet is alive")
+			if err := proxy.Accept(); err != nil {
+				t.Fatal(err)
+			}
+			n.waitReady(a)
+			n.waitRenewed(began)
+			checkConditions(t, n.mustGet())
+			checkOnce(t, a)
+		})
+	}
+}
+
+// waitStoodDown waits until nodeprobe has left the node to somebody else.
+func waitStoodDown(t *testing.T, a *agent.Agent) {
+	t.Helper()
+	eventually(t, "nodeprobe has stood down", func() error { return wantMetric(a, "nodeprobe_stood_down", 1) })
+	wantReadyz(t, a, "stood down until restart: kubelet ")
 }
