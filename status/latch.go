@@ -14,10 +14,16 @@ type latch struct {
 
 // wait returns once the latch is open; if ctx ends before, with the cause of that.
 func (l *latch) wait(ctx context.Context) error {
+	opened := l.channel()
 	select {
-	case <-l.channel():
+	case <-opened:
 		return nil
 	case <-ctx.Done():
+	}
+	select {
+	case <-opened:
+		return nil
+	default:
 		return context.Cause(ctx)
 	}
 }
