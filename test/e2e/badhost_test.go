@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -211,6 +212,10 @@ func readOnlyBelow(dir string) string {
 func inMounts(t *testing.T, program, script string) string {
 	t.Helper()
 	dir := t.TempDir()
+	// A child that is forked meanwhile has the files open for writing until it runs its
+	// own program, and what is open for writing cannot be run.
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	setup := filepath.Join(dir, "setup")
 	wrapper := filepath.Join(dir, "nodeprobe")
 	for file, text := range map[string]string{
