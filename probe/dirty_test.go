@@ -148,8 +148,11 @@ func reportDirty(t *testing.T, cgroups int) {
 		each bool
 		read func()
 	}{
-		{true, sample}, {false, sample}, {true, floor.read},
-		{true, readStat}, {false, readStat},
+		{true, sample},
+		{false, sample},
+		{true, floor.read},
+		{true, readStat},
+		{false, readStat},
 	}
 	var us [len(contenders)][]float64
 	for range rounds {

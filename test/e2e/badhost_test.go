@@ -191,7 +191,8 @@ func threadedCgroup(t *testing.T) string {
 	if _, err := os.Stat(parent); err != nil {
 		parent = "/sys/fs/cgroup"
 	}
-	dir, err := os.MkdirTemp(parent, "nodeprobe-test-")
+	dir := filepath.Join(parent, fmt.Sprint("nodeprobe-test-", os.Getpid()))
+	err := os.Mkdir(dir, 0o755)
 	if err == nil {
 		t.Cleanup(func() { os.Remove(dir) })
 		err = os.WriteFile(filepath.Join(dir, "cgroup.type"), []byte("threaded"), 0)
