@@ -239,8 +239,11 @@ func (o *owner) vouch() error {
 }
 
 // toldShutdown says whether the API server knows that the machine is shutting
-// down.
+// down, or will not be told any more.
 func (o *owner) toldShutdown() bool {
+	if o.guard.stoodDown() != nil || o.updater.Gone() != nil {
+		return true
+	}
 	node := o.updater.Node()
 	return node != nil && slices.ContainsFunc(node.Status.Conditions, func(c v1.NodeCondition) bool {
 		return c.Type == v1.NodeReady && c.Status == v1.ConditionFalse && strings.Contains(c.Message, errShuttingDown.Error())

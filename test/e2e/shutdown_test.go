@@ -25,7 +25,7 @@ func TestMachineShutdown(t *testing.T) { //nolint:paralleltest // it sets the en
 	t.Cleanup(l.Stop)
 	t.Setenv("DBUS_SYSTEM_BUS_ADDRESS", l.Address)
 	n := newNode(t, controlplane.StartForTest(t), agent.Config{"shutdownGracePeriod": "30s"})
-	n.startReady()
+	a := n.startReady()
 	ctx, stop := context.WithTimeout(t.Context(), patience)
 	defer stop()
 	for range 2 {
@@ -55,6 +55,24 @@ func TestMachineShutdown(t *testing.T) { //nolint:paralleltest // it sets the en
 	}
 	n.waitEvent("Shutdown", "Shutdown manager detected shutdown event")
 	n.waitEvent("Shutdown", "Shutdown manager detected shutdown cancellation")
+
+	// Of a node that was deleted nobody is to be told anything.
+	n.delete()
+	wantReadyz(t, a, stillDeleted)
+	lock, err := l.NextLock(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if err := l.PrepareForShutdown(true); err != nil {
+		t.Fatal(err)
+	}
+	if err := lock.WaitReleased(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("held up for %s, want much less than the grace period", took)
+	}
 }
 
 // Told to stop, it says so, if it is to.
