@@ -96,10 +96,9 @@ func (f *Flood) work(ctx context.Context, clients []*client) {
 	defer tick.Stop()
 	for i := 0; ; i++ {
 		for _, c := range clients {
-			if ctx.Err() != nil {
-				break
+			if ctx.Err() == nil {
+				c.turn(ctx)
 			}
-			c.turn(ctx)
 		}
 		if i == 0 {
 			f.first.Done()

@@ -117,7 +117,13 @@ func flooded(t *testing.T, mode string, secure bool, kinds []Kind) {
 
 	w := watch(t, a, cp, &spec)
 	f := Start(a.Address(), spec.TLS, connections, kinds...)
-	f.Wait() // at a server that has ended too
+	tried := make(chan struct{})
+	go func() { f.Wait(); close(tried) }()
+	select {
+	case <-tried:
+	case <-a.Exited():
+	case <-time.After(time.Minute): // it answers nobody, which the witness has seen
+	}
 	select {
 	case <-time.After(lasting):
 	case <-a.Exited():
