@@ -11,8 +11,6 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nodeprobe/nodeprobe/probe/deadline"
 )
 
@@ -149,26 +147,14 @@ func TestFindable(t *testing.T) {
 // when it answers.
 func TestTokenFileThatHangs(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "token")
-	if err := unix.Mkfifo(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	answer := hangingFile(t, path)
 	f := &tokenFile{path: path}
 	for range 3 { // waited for once
 		if _, err := f.Token(); !errors.Is(err, deadline.ErrNoAnswer) || !strings.Contains(err.Error(), path) {
 			t.Fatalf("error %v", err)
 		}
 	}
-	answer, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte("secret\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	answer.Close()
+	answer("secret\n")
 	eventually(t, "token", func() bool {
 		token, err := f.Token()
 		return err == nil && token.AccessToken == "secret" && token.Valid()

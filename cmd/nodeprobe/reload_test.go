@@ -14,8 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/nodeprobe/nodeprobe/probe/deadline"
 )
 
@@ -279,23 +277,10 @@ func TestReloadChecksResources(t *testing.T) {
 // neither the next reload nor the end, and is read when the disk answers.
 func TestReloadOfFileThatHangs(t *testing.T) {
 	r := runReloading(t)
-	if err := os.Remove(r.file); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mkfifo(r.file, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	answer := hangingFile(t, r.file)
 	r.hangup(saidRefused + ` err="read configuration ` + r.file + `: no answer within 2s`)
 	r.hangup(saidRefused)
-	answer, err := os.OpenFile(r.file, os.O_WRONLY, 0) // both hang until somebody writes
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(r.file); err != nil {
-		t.Fatal(err)
-	}
-	r.write(reloadConfig("7Gi", ""))
-	answer.Close()
+	answer(reloadConfig("7Gi", ""))
 	eventually(t, "reloaded", func() bool {
 		select {
 		case r.reloader.hangup <- syscall.SIGHUP:

@@ -22,7 +22,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/crypto/bcrypt"
-	"golang.org/x/sys/unix"
 )
 
 // testHash is that of "secret", at the least cost.
@@ -324,12 +323,7 @@ func TestWebReloadOfFileThatHangs(t *testing.T) {
 		return resp.Header.Get("X-Frame-Options")
 	}
 	frames()
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mkfifo(path, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	answer := hangingFile(t, path)
 	for range 3 {
 		if got := frames(); got != "deny" || inForce(t, g) != 0 {
 			t.Errorf("while the file hangs: header %q, in force %v", got, inForce(t, g))
@@ -338,17 +332,7 @@ func TestWebReloadOfFileThatHangs(t *testing.T) {
 	if n := strings.Count(log.String(), path+": no answer within"); n != 1 {
 		t.Errorf("said %d times:\n%s", n, log.String())
 	}
-	answer, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte("http_server_config:\n  headers:\n    X-Frame-Options: sameorigin\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	answer.Close()
+	answer("http_server_config:\n  headers:\n    X-Frame-Options: sameorigin\n")
 	eventually(t, "new file in force", func() bool { return frames() == "sameorigin" && inForce(t, g) == 1 })
 }
 

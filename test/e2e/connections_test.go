@@ -23,9 +23,7 @@ func TestHangingWrites(t *testing.T) {
 			t.Parallel()
 			const slow = 2 * time.Second
 			n := newNode(t, cp, agent.Config{"nodeLeaseDurationSeconds": 4})
-			user, groups := controlplane.NodeUser(n.name)
-			proxy := fault.StartForTest(t, cp, user, groups...)
-			n.spec.Kubeconfig = proxy.Kubeconfig()
+			proxy := n.through(cp)
 			a := n.startReady()
 			proxy.Inject(fault.Rule{Methods: []string{"PUT"}, Path: leasesPath + "/*", Fault: fault.Delay(slow)})
 			proxy.Inject(fault.Rule{Methods: []string{test.method}, Path: test.path, Fault: fault.Hang()})

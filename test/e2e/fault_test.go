@@ -32,9 +32,7 @@ func TestFaults(t *testing.T) {
 			t.Parallel()
 			// Of a short lease follow short deadlines for each call.
 			n := newNode(t, cp, agent.Config{"nodeLeaseDurationSeconds": 2})
-			user, groups := controlplane.NodeUser(n.name)
-			proxy := fault.StartForTest(t, cp, user, groups...)
-			n.spec.Kubeconfig = proxy.Kubeconfig()
+			proxy := n.through(cp)
 			history := n.follow()
 			s := &faulty{node: n, proxy: proxy, fault: f}
 

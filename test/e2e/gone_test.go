@@ -14,7 +14,6 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/agent"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
-	"github.com/nodeprobe/nodeprobe/test/fault"
 )
 
 // stillDeleted is what the log and /readyz say of it.
@@ -212,9 +211,7 @@ func TestForeignHeartbeat(t *testing.T) {
 	t.Parallel()
 	cp := controlplane.StartForTest(t)
 	n := newNode(t, cp, nil)
-	user, groups := controlplane.NodeUser(n.name)
-	proxy := fault.StartForTest(t, cp, user, groups...)
-	n.spec.Kubeconfig = proxy.Kubeconfig()
+	proxy := n.through(cp)
 	a := n.startReady()
 
 	ctx, stop := context.WithCancel(t.Context())

@@ -145,9 +145,7 @@ func TestGuardCannotTell(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, cp, agent.Config{"lastWord": "gone for maintenance"})
-			user, groups := controlplane.NodeUser(n.name)
-			proxy := fault.StartForTest(t, cp, user, groups...)
-			n.spec.Kubeconfig = proxy.Kubeconfig()
+			proxy := n.through(cp)
 			n.playKubelet()
 
 			for _, path := range unreadable {
@@ -224,9 +222,7 @@ func (n *node) createLease(manager string, renewed time.Time) {
 func TestGuardKubeletsLease(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeStatusUpdateFrequency": "1h"})
-	user, groups := controlplane.NodeUser(n.name)
-	proxy := fault.StartForTest(t, controlplane.StartForTest(t), user, groups...)
-	n.spec.Kubeconfig = proxy.Kubeconfig()
+	proxy := n.through(controlplane.StartForTest(t))
 	n.createLease("kubelet", time.Now().Add(-2*time.Second))
 	before, err := n.lease()
 	if err != nil {
@@ -252,9 +248,7 @@ func TestGuardReadsInTheEnd(t *testing.T) {
 		t.Run(manager, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeStatusUpdateFrequency": "1h"})
-			user, groups := controlplane.NodeUser(n.name)
-			proxy := fault.StartForTest(t, controlplane.StartForTest(t), user, groups...)
-			n.spec.Kubeconfig = proxy.Kubeconfig()
+			proxy := n.through(controlplane.StartForTest(t))
 			began := time.Now()
 			age := 41 * time.Second // a kubelet's that is gone
 			if manager == "nodeprobe" {

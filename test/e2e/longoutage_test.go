@@ -68,9 +68,7 @@ func TestLongOutage(t *testing.T) {
 	}
 	o.node, o.disk = newFullableNode(t, o.cp, config)
 	o.spec.Args = o.machine.flags()
-	user, groups := controlplane.NodeUser(o.name)
-	o.proxy = fault.StartForTest(t, o.cp, user, groups...)
-	o.spec.Kubeconfig = o.proxy.Kubeconfig()
+	o.proxy = o.through(o.cp)
 	o.machine.tasks(1 << 30)
 	o.agent = o.startReady()
 	o.waitCondition(corev1.NodePIDPressure, corev1.ConditionTrue)

@@ -18,6 +18,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/agent"
 	"github.com/nodeprobe/nodeprobe/test/build"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/fault"
 	"github.com/nodeprobe/nodeprobe/test/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/pressure"
 	"github.com/nodeprobe/nodeprobe/test/wait"
@@ -37,7 +38,7 @@ type node struct {
 }
 
 // newNode makes up a Node for the test, with nothing of it anywhere yet. Its
-// nodeprobe speaks to the API server directly; see spec.Kubeconfig.
+// nodeprobe speaks to the API server directly; see through.
 func newNode(t *testing.T, cp *controlplane.ControlPlane, config agent.Config) *node {
 	t.Helper()
 	name := controlplane.ObjectName(t)
@@ -48,6 +49,15 @@ func newNode(t *testing.T, cp *controlplane.ControlPlane, config agent.Config) *
 	return &node{t: t, name: name, client: cp.Client(), spec: agent.Spec{
 		Binary: build.ProductForTest(t), Dir: t.TempDir(), NodeName: name, Kubeconfig: kubeconfig, Config: agent.Own().With(config),
 	}}
+}
+
+// through has the Node's nodeprobe speak to the API server through a proxy.
+func (n *node) through(cp *controlplane.ControlPlane) *fault.Proxy {
+	n.t.Helper()
+	user, groups := controlplane.NodeUser(n.name)
+	proxy := fault.StartForTest(n.t, cp, user, groups...)
+	n.spec.Kubeconfig = proxy.Kubeconfig()
+	return proxy
 }
 
 // start runs nodeprobe until the test ends, and complains if it ended earlier

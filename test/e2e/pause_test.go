@@ -10,7 +10,6 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/agent"
 	"github.com/nodeprobe/nodeprobe/test/controlplane"
-	"github.com/nodeprobe/nodeprobe/test/fault"
 	"github.com/nodeprobe/nodeprobe/test/nodewatch"
 )
 
@@ -22,9 +21,7 @@ func TestPause(t *testing.T) {
 	t.Parallel()
 	cp := controlplane.StartForTest(t)
 	n := newNode(t, cp, agent.Config{"sampleInterval": "1s", "statfsTimeout": "300ms"})
-	user, groups := controlplane.NodeUser(n.name)
-	proxy := fault.StartForTest(t, cp, user, groups...)
-	n.spec.Kubeconfig = proxy.Kubeconfig()
+	proxy := n.through(cp)
 	a := n.startReady()
 	n.waitRenewed(time.Now())
 	history := n.follow()
@@ -82,9 +79,7 @@ func TestPauseOfRuntime(t *testing.T) {
 			}})
 			t.Cleanup(stop)
 			n := newNode(t, cp, agent.Config{"containerRuntimeEndpoint": "unix://" + path})
-			user, groups := controlplane.NodeUser(n.name)
-			proxy := fault.StartForTest(t, cp, user, groups...)
-			n.spec.Kubeconfig = proxy.Kubeconfig()
+			proxy := n.through(cp)
 			a := n.startReady()
 			n.waitCondition(corev1.NodeReady, corev1.ConditionTrue)
 			n.waitRenewed(time.Now())

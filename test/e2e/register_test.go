@@ -33,9 +33,7 @@ func TestRegisters(t *testing.T) {
 		"registerWithTaints": []map[string]string{{"key": "example.com/edge", "value": "yes", "effect": "NoSchedule"}},
 		"systemReserved":     map[string]string{"cpu": "100m", "memory": "64Mi"},
 	})
-	user, groups := controlplane.NodeUser(n.name)
-	proxy := fault.StartForTest(t, cp, user, groups...)
-	n.spec.Kubeconfig = proxy.Kubeconfig()
+	proxy := n.through(cp)
 	a := n.startReady()
 
 	t.Run("node", func(t *testing.T) { checkNode(t, n.mustGet(), n.snapshot()) })
@@ -51,9 +49,7 @@ func TestRegistersOnExisting(t *testing.T) {
 	t.Parallel()
 	cp := controlplane.StartForTest(t)
 	n := newNode(t, cp, nil)
-	user, groups := controlplane.NodeUser(n.name)
-	proxy := fault.StartForTest(t, cp, user, groups...)
-	n.spec.Kubeconfig = proxy.Kubeconfig()
+	proxy := n.through(cp)
 	if _, err := n.client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
