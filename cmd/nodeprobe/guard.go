@@ -56,7 +56,7 @@ type guard struct {
 	since   time.Time // when it was seen first
 }
 
-// guardTimeout bounds a look, and so the start.
+// guardTimeout is how long the first look may hold up the start.
 const guardTimeout = 5 * time.Second
 
 var errNotLooked = errors.New("lease and node have not been read")
@@ -79,6 +79,8 @@ func newGuard(nodes status.Nodes, leases heartbeat.Leases, name string, duration
 // start returns an error if a kubelet is alive now. What cannot be read is no
 // reason not to start: Run goes on trying.
 func (g *guard) start(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, guardTimeout)
+	defer cancel()
 	if alive := g.look(ctx); alive != nil {
 		return fmt.Errorf("own node %s: %w; a node has one status writer: use mode observe beside a kubelet, or stop it and start nodeprobe %s later",
 			g.name, alive, g.duration)
@@ -92,7 +94,8 @@ func (g *guard) Run(ctx context.Context, onFailure func()) error {
 	const least, most = 100 * time.Millisecond, 7 * time.Second
 	for wait := least; g.unsure.Load() != nil; wait = min(2*wait, most) {
 		seconds, _ := apierrors.SuggestsClientDelay(*g.unsure.Load())
-		timer := time.NewTimer(max(wait, min(time.Duration(seconds)*time.Second, g.duration)))
+		// As for a renewal: the Lease from before a restart would run out meanwhile.
+		timer := time.NewTimer(max(wait, min(time.Duration(seconds)*time.Second, g.duration/4)))
 		select {
 		case <-ctx.Done():
 			timer.Stop()
@@ -111,11 +114,13 @@ func (g *guard) Run(ctx context.Context, onFailure func()) error {
 }
 
 // look reads Lease and Node, and returns who else is alive. If nobody is, it gives the
-// way free; if it cannot tell, it notes why.
+// way free; if it cannot tell, it notes why. Each read has as long as any other call: an
+// API server that is slow is no reason to be silent.
 func (g *guard) look(ctx context.Context) (alive error) {
-	ctx, cancel := context.WithTimeout(ctx, guardTimeout)
+	timeout := min(10*time.Second, g.duration)
+	leaseCtx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	lease, err := g.leases.Get(ctx, g.name)
+	lease, err := g.leases.Get(leaseCtx, g.name)
 	switch {
 	case err == nil:
 		alive, unsure := g.renewed(lease, time.Now())
@@ -127,7 +132,9 @@ func (g *guard) look(ctx context.Context) (alive error) {
 		g.doubt(fmt.Errorf("get lease %s: %w", g.name, err))
 		return nil
 	}
-	node, _, err := status.ReadNode(ctx, g.nodes, g.name)
+	nodeCtx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	node, _, err := status.ReadNode(nodeCtx, g.nodes, g.name)
 	switch {
 	case err == nil:
 		writer, at := kubeletWrite(node)

@@ -46,6 +46,7 @@ type stored struct {
 	node              *v1.Node
 	lease             *coordinationv1.Lease
 	nodeErr, leaseErr error
+	latency           time.Duration // of each call
 	writes            int
 
 	mu sync.Mutex
@@ -80,7 +81,20 @@ type storedNode struct {
 	s            *stored
 }
 
-func (n storedNode) Get(context.Context, string) (*v1.Node, error) {
+// answers returns once the API server has an answer, or the error of ctx if that ends before.
+func (s *stored) answers(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(s.latency):
+		return nil
+	}
+}
+
+func (n storedNode) Get(ctx context.Context, _ string) (*v1.Node, error) {
+	if err := n.s.answers(ctx); err != nil {
+		return nil, err
+	}
 	n.s.mu.Lock()
 	defer n.s.mu.Unlock()
 	if n.s.nodeErr != nil {
@@ -110,7 +124,10 @@ type storedLease struct {
 	s *stored
 }
 
-func (l storedLease) Get(context.Context, string) (*coordinationv1.Lease, error) {
+func (l storedLease) Get(ctx context.Context, _ string) (*coordinationv1.Lease, error) {
+	if err := l.s.answers(ctx); err != nil {
+		return nil, err
+	}
 	l.s.mu.Lock()
 	defer l.s.mu.Unlock()
 	switch {
@@ -191,7 +208,11 @@ func TestGuardRun(t *testing.T) {
 			"stood down until restart: kubelet renewed its lease ",
 		},
 		"it never comes":  {func() *stored { return &stored{nodeErr: errors.New("down")} }, 0, func(*stored) {}, 0, ""},
-		"it wants a rest": {func() *stored { return &stored{leaseErr: apierrors.NewTooManyRequests("slow down", 30)} }, time.Second, func(s *stored) { s.leaseErr = nil }, 30 * time.Second, ""},
+		"it wants a rest": {func() *stored { return &stored{leaseErr: apierrors.NewTooManyRequests("slow down", 5)} }, time.Second, func(s *stored) { s.leaseErr = nil }, 5 * time.Second, ""},
+		"it wants a rest for as long as our own lease lasts": {
+			func() *stored { return &stored{leaseErr: apierrors.NewTooManyRequests("slow down", 60)} }, time.Second, func(s *stored) { s.leaseErr = nil }, 10 * time.Second, "",
+		},
+		"it takes 4 s for each answer": {func() *stored { return &stored{latency: 4 * time.Second} }, 0, func(*stored) {}, 9 * time.Second, ""},
 		"nobody knows who, and they are gone": {
 			func() *stored { return &stored{lease: renewedBy("", time.Second)} }, 0, func(*stored) {}, 47 * time.Second, "",
 		},
