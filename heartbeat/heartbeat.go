@@ -330,7 +330,7 @@ func (h *Heartbeater) observe(lease *coordinationv1.Lease) {
 	}
 }
 
-// stranger says whether another field manager than ours has renewed the lease lately,
+// stranger reports whether another field manager than ours has renewed the lease lately,
 // by the clock.
 func (h *Heartbeater) stranger(lease *coordinationv1.Lease, now time.Time) bool {
 	if lease == nil || h.config.Manager == "" {

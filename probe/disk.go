@@ -235,8 +235,8 @@ func newDiskReader(procfs, rootfs, rootDirectory string, imageDirectories []stri
 	return r
 }
 
-// imagesAt makes dir the first of the image directories, in place of the one that
-// it was told before, and says whether that is another. A call that hangs is left
+// imagesAt makes dir the first of the image directories, in place of the one
+// before, and reports whether it is another. A call that hangs is left
 // behind: its worker ends when it returns.
 func (r *diskReader) imagesAt(dir string) bool {
 	if dir == r.images {

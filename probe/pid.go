@@ -38,7 +38,7 @@ func (r *taskReader) discover() {
 	r.foreign = foreignPIDMax(r.procfs, release)
 }
 
-// foreignPIDMax returns ErrPIDNamespace, or nil also where that cannot be told.
+// foreignPIDMax returns ErrPIDNamespace, or nil also where that is not known.
 func foreignPIDMax(procfs, release string) error {
 	var major, minor int
 	if n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor); n == 2 && (major < 6 || major == 6 && minor < 14) {

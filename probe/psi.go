@@ -58,7 +58,7 @@ func (r *stallReader) read(s *Snapshot) {
 	}
 }
 
-// unsupported says whether err is the answer of a kernel without PSI, and not of a
+// unsupported reports whether err is the answer of a kernel without PSI, and not of a
 // procfs that cannot be read.
 func (r *stallReader) unsupported(err error) bool {
 	if !errors.Is(err, fs.ErrNotExist) {

@@ -51,7 +51,7 @@ type Config struct {
 	// ReadOnly has the Node followed, and nothing written.
 	ReadOnly bool
 
-	// Register says whether to create the Node if there is none. One that is deleted
+	// Register makes the Updater create the Node if there is none. One that is deleted
 	// after that stays deleted.
 	Register     bool
 	Registration Registration

@@ -32,7 +32,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 // pass runs the pipeline over the last known Node and posts the difference if
 // it is time to. After a failure nobody knows what the API server has, so that
 // the next attempt, be it in this pass or in a later one, reads the Node first.
-// Paid says that it has had its turn already.
+// Paid is true if the pass has been paced already.
 func (u *Updater) pass(ctx context.Context, paid bool) (wait time.Duration, err error) {
 	for attempt := range updateAttempts {
 		if wait, err = u.try(ctx, &paid); err == nil || ctx.Err() != nil || apierrors.IsNotFound(err) {

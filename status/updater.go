@@ -277,9 +277,9 @@ func (u *Updater) replaced() bool {
 // create.
 const settled = time.Minute
 
-// mayCreate says whether registration creates the Node: once in a process, as with a
-// kubelet. Who deletes a Node has it cordoned and drained before, as often as not, and
-// one that came back by itself would undo that.
+// mayCreate reports whether registration creates the Node: once in a process, as with a
+// kubelet. A Node has often been cordoned and drained before it is deleted, and one that
+// came back by itself would undo that.
 func (u *Updater) mayCreate() bool { return u.cfg.Register && u.uid == "" }
 
 // lossOf is what to say of a Node that was deleted.

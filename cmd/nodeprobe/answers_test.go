@@ -65,7 +65,8 @@ func TestAnswers(t *testing.T) {
 	})
 }
 
-// Whose turn does not come is told so, and whoever is gone is not waited for.
+// A request whose turn does not come gets a 503, and one whose client is gone ends at
+// once.
 func TestAnswersInVain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hang := make(chan struct{})

@@ -16,11 +16,11 @@ const maxConnections = 128
 
 // connLimit bounds the connections of a server, and always has room for one more: a
 // kubelet that found none would restart us. When there are too many, the one goes
-// that was in touch the longest time ago, of the source that has the most. So whoever
-// opens thousands is in nobody's way but their own; and even if they share the kubelet's
+// that was active the longest time ago, of the source that has the most. So a client
+// that opens thousands evicts only its own; and even if it shares the kubelet's
 // address, the newest connection is the last to go.
 //
-// A connection is in touch when it is accepted, when a whole request has come, and
+// A connection is active when it is accepted, when a whole request has come, and
 // when that is answered: to send a request byte by byte, or to read its answer so,
 // does not keep it.
 //
@@ -41,7 +41,7 @@ type connLimit struct {
 
 type client struct {
 	source netip.Prefix
-	seen   uint64 // when it was last in touch, by the clock
+	seen   uint64 // when it was last active, by the clock
 }
 
 func newConnLimit(most int, reg prometheus.Registerer) *connLimit {
@@ -114,8 +114,8 @@ func (l *connLimit) remove(conn net.Conn) {
 	}
 }
 
-// oldest returns the connection, of those of the source with the most, that was in
-// touch the longest time ago.
+// oldest returns the connection, of those of the source with the most, that was
+// active the longest time ago.
 func (l *connLimit) oldest() (oldest net.Conn) {
 	var found client
 	for conn, c := range l.clients {
@@ -141,8 +141,8 @@ func sourceOf(addr net.Addr) netip.Prefix {
 	return netip.PrefixFrom(ip.WithZone(""), bits).Masked()
 }
 
-// hangUp closes a connection without a good-bye, which its client might not take, and
-// drops what the client has not read, which the kernel would keep for a while.
+// hangUp resets a connection. A TLS close_notify would wait for a client that does not
+// read, and the kernel would keep unread data for a while.
 func hangUp(conn net.Conn) {
 	if secure, ok := conn.(interface{ NetConn() net.Conn }); ok {
 		conn = secure.NetConn()

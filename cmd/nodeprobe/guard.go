@@ -45,7 +45,7 @@ type guard struct {
 	duration time.Duration // how long a renewal is good for, where the Lease does not say
 	log      *slog.Logger
 
-	unsure  atomic.Pointer[error] // why it cannot be told whether a kubelet is alive; nil once it can
+	unsure  atomic.Pointer[error] // why it is not known whether a kubelet is alive; nil once it is
 	tripped atomic.Pointer[error]
 
 	// Owned by look, and then by who calls allow.
@@ -150,8 +150,8 @@ func (g *guard) look(ctx context.Context) (alive error) {
 	return nil
 }
 
-// renewed says whether whoever renewed the Lease is somebody else and alive, or why that
-// cannot be told yet. The clock may have been set back since, or not be set yet: a
+// renewed returns an error if another writer of the Lease is alive, or one that says why
+// that is not known yet. The clock may have been set back since, or not be set yet: a
 // machine without a battery boots in the past.
 func (g *guard) renewed(lease *coordinationv1.Lease, now time.Time) (alive, unsure error) {
 	writer, at := heartbeat.Renewal(lease)
@@ -185,14 +185,14 @@ func (g *guard) allow(node *v1.Node) error {
 	return g.err()
 }
 
-// noticed is told what the Heartbeater has seen of others.
+// noticed takes note of another writer that the Heartbeater has seen.
 func (g *guard) noticed(s heartbeat.State) {
 	if s.ForeignWriter && s.ForeignManager != "" && s.ForeignManager != status.Manager && g.err() == nil {
 		g.trip(fmt.Errorf("%s renews the node's lease", s.ForeignManager))
 	}
 }
 
-// doubt notes why it cannot be told whether a kubelet is alive.
+// doubt stores why it is not known whether a kubelet is alive.
 func (g *guard) doubt(why error) {
 	if why != nil {
 		err := fmt.Errorf("cannot tell yet whether a kubelet is alive, and writes nothing until then: %w", why)

@@ -191,7 +191,7 @@ func TestGuardAtStart(t *testing.T) {
 	})
 }
 
-// What cannot be told at the start is asked for until it can.
+// What is not known at the start is looked up again until it is.
 func TestGuardRun(t *testing.T) {
 	for name, test := range map[string]struct {
 		api    func() *stored

@@ -256,7 +256,7 @@ func openDirectory(path string) (*os.File, error) {
 }
 
 // openFilesystems gives the watches of filesystems their descriptors, which the
-// kernel needs only while it is told, and leaves out those that cannot be opened: one
+// kernel needs only while they are set, and leaves out those that cannot be opened: one
 // that does not answer is asked again after the next sample.
 func (k *kernelLimits) openFilesystems(s *probe.Snapshot, ws []bpf.Watch, of []int, estimates []pressure.Estimate) (watches []bpf.Watch, watchesOf []int, closeAll func()) {
 	files := map[string]*os.File{}

@@ -189,8 +189,8 @@ func (m *monitor) judge() (changed bool) {
 	return changed
 }
 
-// foundNothing says whether a status has changed only in that it is known now, as
-// after the first look.
+// foundNothing reports whether a status has only become known, as False, as after the
+// first look.
 func foundNothing(was, now pressure.Status) bool {
 	return was == pressure.Unknown && now == pressure.False
 }

@@ -233,13 +233,14 @@ func (o *owner) record(kind, reason, message string) {
 	}
 }
 
-// vouch says whether this process may say that the node is alive, and that there is one.
+// vouch returns why the Lease must not be renewed: another writer may be alive, the Node
+// was deleted, or the samples are not healthy.
 func (o *owner) vouch() error {
 	return cmp.Or(o.guard.err(), o.updater.Gone(), o.sampler.Healthy())
 }
 
-// toldShutdown says whether the API server knows that the machine is shutting
-// down, or will not be told any more.
+// toldShutdown reports whether the API server knows that the machine is shutting
+// down, or nodeprobe posts nothing any more.
 func (o *owner) toldShutdown() bool {
 	if o.guard.stoodDown() != nil || o.updater.Gone() != nil {
 		return true

@@ -44,8 +44,7 @@ func TestStoppedProcess(t *testing.T) {
 }
 
 // A runtime that is asked and does not say that it is ready is down after so long,
-// be it that it does not answer, that it cannot be reached, or that the call never
-// returns.
+// whether it does not answer, cannot be reached, or the call never returns.
 func TestSilentRuntime(t *testing.T) {
 	for name, answer := range map[string]func(context.Context) ([]byte, error){
 		"hangs":         hangs,

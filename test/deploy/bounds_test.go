@@ -370,7 +370,7 @@ func (s *stage) boundsEvents(t *testing.T, onA kubernetes.Interface) {
 	})
 }
 
-// check returns what is wrong with the answer to a request that is to be refused so,
+// check returns what is wrong with the answer to a request that must be refused so,
 // or not at all.
 func check(err error, want string) error {
 	if want == "" {

@@ -54,8 +54,9 @@ func TestPause(t *testing.T) {
 	}
 }
 
-// So does a pause longer than a container runtime may be silent, be it that nodeprobe
-// was waiting for its answer or not: the runtime is asked before it is judged.
+// Nor is more to be seen of a pause longer than a container runtime may be silent,
+// whether nodeprobe was waiting for its answer or not: the runtime is asked before it
+// is judged.
 func TestPauseOfRuntime(t *testing.T) {
 	t.Parallel()
 	cp := controlplane.StartForTest(t)

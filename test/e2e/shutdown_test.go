@@ -56,7 +56,7 @@ func TestMachineShutdown(t *testing.T) { //nolint:paralleltest // it sets the en
 	n.waitEvent("Shutdown", "Shutdown manager detected shutdown event")
 	n.waitEvent("Shutdown", "Shutdown manager detected shutdown cancellation")
 
-	// Of a node that was deleted nobody is to be told anything.
+	// There is nothing to post for a node that was deleted.
 	n.delete()
 	wantReadyz(t, a, stillDeleted)
 	lock, err := l.NextLock(ctx)

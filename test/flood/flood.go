@@ -196,7 +196,7 @@ func (c *client) say(text string) bool {
 	return err == nil
 }
 
-// close ends the connection without a good-bye: its port is free at once.
+// close resets the connection: its port is free at once.
 func (c *client) close() {
 	if c.tcp == nil {
 		return
@@ -206,7 +206,7 @@ func (c *client) close() {
 	c.tcp, c.conn = nil, nil
 }
 
-// established says whether neither side has hung up.
+// established reports whether neither side has hung up.
 func established(conn *net.TCPConn) (ok bool) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
