@@ -19,6 +19,7 @@ type memoryReader struct {
 	meminfo hotFile
 	root    string // of the memory controller
 	version CgroupVersion
+	none    bool // there are cgroups, and no memory controller
 	pods    memoryCgroup
 
 	podsLast Observation
@@ -61,6 +62,7 @@ func newMemoryReader(procfs string) *memoryReader {
 // be called once a minute.
 func (r *memoryReader) discover(cgroupfs string) {
 	r.root, r.version = memoryHierarchy(cgroupfs)
+	r.none = r.version == CgroupNone && hasCgroups(cgroupfs)
 	r.pods.locate(podsCgroup(r.root), r.version)
 	r.podsDue = time.Time{}
 }
@@ -99,6 +101,21 @@ func memoryHierarchy(cgroupfs string) (string, CgroupVersion) {
 	}
 	return cgroupfs, CgroupNone
 }
+
+// hasCgroups says whether there is a hierarchy of cgroup v2, with whatever
+// controllers. Where there is none, cgroupfs may lead anywhere.
+func hasCgroups(cgroupfs string) bool {
+	for _, dir := range []string{"", "unified"} {
+		if _, err := os.Stat(filepath.Join(cgroupfs, dir, "cgroup.controllers")); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// HasCgroups tells, where MemoryCgroupVersion finds no memory controller, whether the
+// node is without one: it has cgroups.
+func HasCgroups(sysfs string) bool { return hasCgroups(filepath.Join(sysfs, "fs", "cgroup")) }
 
 // MemoryCgroupVersion tells which memory controller the node has, for
 // preflight.
@@ -241,7 +258,7 @@ func (r *memoryReader) read(s *Snapshot) {
 	s.Swap = Swap{}
 	var cgroupErr error
 	switch {
-	case r.version == CgroupNone:
+	case r.version == CgroupNone && !r.none:
 		cgroupErr = fmt.Errorf("find memory controller below %s: %w", r.root, fs.ErrNotExist)
 	case err == nil:
 		cgroupErr = r.parseCgroup(b)

@@ -190,9 +190,22 @@ func TestSnapshotOfMachines(t *testing.T) {
 	}
 }
 
-// A kernel without a memory controller (cgroup_disable=memory, the default of
-// the Raspberry Pi) still tells the rest.
+// A kernel without a memory controller (cgroup_disable=memory, the default of the
+// Raspberry Pi), or before Linux 5.8 without its file in the root of cgroup v2, tells
+// in meminfo what the node uses.
 func TestSnapshotWithoutMemoryController(t *testing.T) {
+	for _, file := range []string{"cgroup.controllers", "unified/cgroup.controllers"} {
+		n := fullMachine.without("sys/fs/cgroup").with(machine{"sys/fs/cgroup/" + file: "cpuset cpu io pids\n"}).boot(t)
+		want := fullSnapshot()
+		want.Signals[AllocatableMemoryAvailable] = Observation{}
+		if d := diff(want, *n.sampler(t).Sample()); d != "" {
+			t.Errorf("%s (-want +got):\n%s", file, d)
+		}
+	}
+}
+
+// Where there are no cgroups at all, /sys may not be the node's.
+func TestSnapshotWithoutCgroups(t *testing.T) {
 	n := fullMachine.without("sys/fs/cgroup").boot(t)
 	snap := *n.sampler(t).Sample()
 	want := fullSnapshot()

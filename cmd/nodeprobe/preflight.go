@@ -228,10 +228,16 @@ func effectiveCapabilities(path string) (uint64, error) {
 
 func findCgroup(sysfs string) finding {
 	dir, version := probe.MemoryCgroupVersion(sysfs)
-	if version == probe.CgroupNone {
+	switch {
+	case version == probe.CgroupNone && probe.HasCgroups(sysfs):
+		return finding{
+			"memory cgroup", outcomeMissing, "no memory controller below " + dir,
+			"boot with cgroup_enable=memory (cgroup v2: Linux 5.8); the limit on all pods is missing without it",
+		}
+	case version == probe.CgroupNone:
 		return finding{
 			"memory cgroup", outcomeFails, "no memory controller below " + dir,
-			"mount the host's /sys/fs/cgroup, or boot with cgroup_enable=memory; memory.available cannot be read without it",
+			"mount the host's /sys/fs/cgroup; memory.available cannot be read without it",
 		}
 	}
 	if err := probe.CheckCgroupRoot(dir, version); err != nil {

@@ -203,3 +203,22 @@ func TestPreflightInPIDNamespace(t *testing.T) {
 		t.Errorf("%+v", f)
 	}
 }
+
+// A kernel without a memory controller costs the pods' limit only; where there are no
+// cgroups at all, /sys is not the node's.
+func TestPreflightWithoutMemoryController(t *testing.T) {
+	sysfs := t.TempDir()
+	if f := findCgroup(sysfs); f.Outcome != outcomeFails || !strings.Contains(f.Remedy, "mount the host's /sys/fs/cgroup") {
+		t.Errorf("no cgroups: %+v", f)
+	}
+	dir := filepath.Join(sysfs, "fs/cgroup")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "cgroup.controllers"), []byte("cpuset cpu io pids\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if f := findCgroup(sysfs); f.Outcome != outcomeMissing || !strings.Contains(f.Remedy, "cgroup_enable=memory") {
+		t.Errorf("no memory controller: %+v", f)
+	}
+}
