@@ -39,6 +39,23 @@ func TestForeignPIDMax(t *testing.T) {
 	}
 }
 
+// Where the node is a container itself, nobody can put that right: its process 1 is in
+// the same namespace.
+func TestForeignPIDMaxOfNestedNode(t *testing.T) {
+	for first, nested := range map[string]bool{"pid:[4026532178]": true, "pid:[4026531836]": false, "pid:[4026532177]": false, "": false} {
+		n := machine{"proc/self/ns/x": "", "proc/1/ns/x": ""}.boot(t)
+		must(t, os.Symlink("pid:[4026532178]", n.path("proc/self/ns/pid")))
+		if first != "" {
+			must(t, os.Symlink(first, n.path("proc/1/ns/pid")))
+		}
+		err := foreignPIDMax(n.path("proc"), "6.18.0")
+		checkError(t, err, ErrPIDNamespace)
+		if errors.Is(err, errors.ErrUnsupported) != nested {
+			t.Errorf("process 1 in %q: %v", first, err)
+		}
+	}
+}
+
 // In a namespace, what pid_max says is nothing about the node: no limit is better than
 // a wrong one.
 func TestPIDNamespaceHasNoLimit(t *testing.T) {

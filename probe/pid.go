@@ -29,6 +29,18 @@ func newTaskReader(procfs string) *taskReader {
 // whichever /proc it asks. The other figures are the node's.
 var ErrPIDNamespace = errors.New("not in the node's PID namespace, and pid_max is that of the reader's")
 
+// nestedNode is ErrPIDNamespace of a node that is a container itself, as kind's are:
+// then nobody can tell, and it is errors.ErrUnsupported, too.
+type nestedNode struct{}
+
+func (nestedNode) Error() string {
+	return ErrPIDNamespace.Error() + "; nor is process 1: the node is a container"
+}
+
+func (nestedNode) Is(target error) bool {
+	return target == ErrPIDNamespace || target == errors.ErrUnsupported
+}
+
 // initialPIDNamespace is PROC_PID_INIT_INO, the inode number of the first one.
 const initialPIDNamespace = "pid:[4026531836]"
 
@@ -44,10 +56,15 @@ func foreignPIDMax(procfs, release string) error {
 	if n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor); n == 2 && (major < 6 || major == 6 && minor < 14) {
 		return nil
 	}
-	if ns, err := os.Readlink(filepath.Join(procfs, "self/ns/pid")); err == nil && ns != initialPIDNamespace {
-		return readError(filepath.Join(procfs, "sys/kernel/pid_max"), ErrPIDNamespace)
+	ns, err := os.Readlink(filepath.Join(procfs, "self/ns/pid"))
+	if err != nil || ns == initialPIDNamespace {
+		return nil
 	}
-	return nil
+	err = ErrPIDNamespace
+	if first, unread := os.Readlink(filepath.Join(procfs, "1/ns/pid")); unread == nil && first == ns {
+		err = nestedNode{}
+	}
+	return readError(filepath.Join(procfs, "sys/kernel/pid_max"), err)
 }
 
 // read fills in the task part of s.

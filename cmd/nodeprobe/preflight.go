@@ -265,6 +265,9 @@ func findSource(source probe.Source, err error) finding {
 		if errors.Is(err, probe.ErrPIDNamespace) {
 			f.Remedy = "set hostPID: true in the pod, or else run in the node's PID namespace; pid.available is missing without it"
 		}
+		if errors.Is(err, errors.ErrUnsupported) {
+			f.Outcome, f.Remedy = outcomeMissing, "pid.available cannot be known in a node that is a container; \"0%\" in evictionHard turns it off"
+		}
 	case probe.SourceVmstat:
 		f.Outcome, f.Remedy = outcomeMissing, "the OOM kill count needs Linux 4.13"
 	case probe.SourceNodeFs, probe.SourceImageFs:

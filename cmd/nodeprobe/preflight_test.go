@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -201,6 +202,10 @@ func TestPreflightInPIDNamespace(t *testing.T) {
 	f := findSource(probe.SourceTaskLimit, fmt.Errorf("read it: %w", probe.ErrPIDNamespace))
 	if f.Outcome != outcomeFails || !strings.Contains(f.Remedy, "hostPID: true") {
 		t.Errorf("%+v", f)
+	}
+	f = findSource(probe.SourceTaskLimit, fmt.Errorf("%w: %w", probe.ErrPIDNamespace, errors.ErrUnsupported))
+	if f.Outcome != outcomeMissing || !strings.Contains(f.Remedy, `"0%"`) {
+		t.Errorf("where the node is a container: %+v", f)
 	}
 }
 
