@@ -94,7 +94,12 @@ func TestDeletedByController(t *testing.T) {
 
 	began := time.Now()
 	n.start()
-	first := <-deleted
+	var first time.Time
+	select {
+	case first = <-deleted:
+	case <-time.After(patience):
+		t.Fatal("the node has not appeared")
+	}
 	const during = 20 * time.Second
 	time.Sleep(during)
 	all := slices.DeleteFunc(writes(t, cp, "nodeprobe", began), func(e controlplane.AuditEvent) bool { return e.ObjectRef.Resource != "nodes" })

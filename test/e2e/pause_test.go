@@ -79,13 +79,21 @@ func TestPauseOfRuntime(t *testing.T) {
 				}
 			}})
 			t.Cleanup(stop)
+			waitAsked := func() {
+				t.Helper()
+				select {
+				case <-asked:
+				case <-time.After(patience):
+					t.Fatal("the runtime is not asked")
+				}
+			}
 			n := newNode(t, cp, agent.Config{"containerRuntimeEndpoint": "unix://" + path})
 			proxy := n.through(cp)
 			a := n.startReady()
 			n.waitCondition(corev1.NodeReady, corev1.ConditionTrue)
 			n.waitRenewed(time.Now())
 			history := n.follow()
-			<-asked // so that it is not about to be
+			waitAsked() // so that it is not about to be
 			if name == "idle" {
 				n.waitRenewed(time.Now())
 			}
@@ -98,7 +106,7 @@ func TestPauseOfRuntime(t *testing.T) {
 			signal(t, a, syscall.SIGCONT)
 			n.waitRenewed(resumed)
 			for range 2 { // it has been judged by then, twice
-				<-asked
+				waitAsked()
 			}
 			for _, r := range proxy.Requests() {
 				if r.Method == "PATCH" || r.Method == "POST" {
