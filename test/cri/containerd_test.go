@@ -22,6 +22,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/containerd"
 	"github.com/nodeprobe/nodeprobe/test/need"
 	"github.com/nodeprobe/nodeprobe/test/process"
+	"github.com/nodeprobe/nodeprobe/test/wait"
 )
 
 // startContainerd runs containerd with everything of its own in dir, and returns
@@ -91,10 +92,21 @@ func TestContainerd(t *testing.T) {
 	}
 
 	importImages(t, path, 7)
-	a := asked(t, path)
-	if len(a.images.Images) != 7 {
-		t.Fatalf("containerd lists %d images", len(a.images.Images))
-	}
+	var a answers
+	// Containerd's own list follows its store by events.
+	wait.Until(t, time.Minute, "all images are listed with their digests", func() error {
+		a = asked(t, path)
+		whole := 0
+		for _, image := range a.images.Images {
+			if len(image.RepoTags) > 0 && len(image.RepoDigests) > 0 {
+				whole++
+			}
+		}
+		if whole != 7 {
+			return fmt.Errorf("%d of %d are", whole, len(a.images.Images))
+		}
+		return nil
+	})
 	// The time is that of the snapshotter's last look at its figures, at each of
 	// which it makes a new one.
 	options := gocmp.Options{
