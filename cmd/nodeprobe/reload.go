@@ -211,6 +211,9 @@ func (r *reloader) reload() {
 		r.successTime.SetToCurrentTime()
 		return
 	}
+	if errors.Is(err, deadline.ErrNoAnswer) {
+		r.state = "" // nobody has read them
+	}
 	r.successful.Set(0)
 	for line := range strings.SplitSeq(err.Error(), "\n") {
 		r.log.Error("the new configuration is refused, the old one stays", "err", line)

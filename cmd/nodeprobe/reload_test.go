@@ -289,3 +289,18 @@ func TestReloadOfFileThatHangs(t *testing.T) {
 		return r.memory() == 1
 	})
 }
+
+// Nor is it forgotten meanwhile: the disk may answer, and nobody touch the file again.
+func TestReloadOfFileThatHangsIsTriedAgain(t *testing.T) {
+	r := runReloading(t)
+	answer := hangingFile(t, r.file)
+	defer answer("")
+	past := time.Now().Add(-time.Hour)
+	if err := os.Chtimes(r.file, past, past); err != nil {
+		t.Fatal(err)
+	}
+	for want := 1; want <= 2; want++ {
+		r.reloader.look()
+		eventually(t, fmt.Sprintf("attempt %d", want), func() bool { return strings.Count(r.log.String(), saidRefused) >= want })
+	}
+}
