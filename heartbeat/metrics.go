@@ -55,7 +55,7 @@ func newMetrics(leaseDuration time.Duration, state func() State) *metrics {
 		foreignWriterDesc: desc("foreign_writer",
 			"Whether the last renewal seen in the Lease is somebody else's."),
 		unhealthyDesc: desc("unhealthy",
-			"Whether renewal is withheld because the sampler is not alive."),
+			"Whether renewal is withheld because nodeprobe cannot vouch for the node; the log says why."),
 	}
 	// A series that is there from the start lets rate() see the first increase.
 	for _, result := range []string{ResultSuccess, ResultFailure, ResultConflict, ResultUnhealthy, ResultForeign, ResultNoNode} {
