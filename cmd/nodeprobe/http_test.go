@@ -78,7 +78,7 @@ func TestWrongRequests(t *testing.T) {
 // function that stops it and returns what serve returns.
 func serving(t *testing.T, server *http.Server) (address string, stop func() error) {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	listener, err := listen(t.Context(), "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
