@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"net"
 	"net/http"
 	"net/netip"
@@ -36,7 +37,8 @@ type connLimit struct {
 	clock   uint64     // counts what happens, and so orders it
 	burst   int        // evictions since the last pause
 	clients map[net.Conn]client
-	sources map[netip.Prefix]int // connections of each
+	ends    map[net.Conn]context.CancelFunc // end the requests of each
+	sources map[netip.Prefix]int            // connections of each
 }
 
 type client struct {
@@ -46,7 +48,7 @@ type client struct {
 
 func newConnLimit(most int, reg prometheus.Registerer) *connLimit {
 	l := &connLimit{
-		most: most, clients: map[net.Conn]client{}, sources: map[netip.Prefix]int{},
+		most: most, clients: map[net.Conn]client{}, ends: map[net.Conn]context.CancelFunc{}, sources: map[netip.Prefix]int{},
 		pause: func() { time.Sleep(time.Millisecond) },
 		evicted: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "nodeprobe_web_connections_evicted_total",
@@ -65,7 +67,20 @@ func newConnLimit(most int, reg prometheus.Registerer) *connLimit {
 }
 
 // guard bounds the connections of a server that does not serve yet.
-func (l *connLimit) guard(server *http.Server) { server.ConnState = l.changed }
+func (l *connLimit) guard(server *http.Server) {
+	server.ConnState, server.ConnContext = l.changed, l.context
+}
+
+// context implements http.Server.ConnContext, which is called before StateNew. A
+// server does not notice that the connection is gone while there is more of it to
+// read: a request would wait for its turn in vain.
+func (l *connLimit) context(ctx context.Context, conn net.Conn) context.Context {
+	ctx, end := context.WithCancel(ctx)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.ends[conn] = end
+	return ctx
+}
 
 // changed implements http.Server.ConnState. A server calls it with StateNew before it
 // accepts the next connection.
@@ -109,6 +124,10 @@ func (l *connLimit) note(conn net.Conn, state http.ConnState) (victim net.Conn, 
 func (l *connLimit) remove(conn net.Conn) {
 	source := l.clients[conn].source
 	delete(l.clients, conn)
+	if end := l.ends[conn]; end != nil {
+		end()
+		delete(l.ends, conn)
+	}
 	if l.sources[source]--; l.sources[source] == 0 {
 		delete(l.sources, source)
 	}

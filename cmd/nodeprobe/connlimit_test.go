@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -152,6 +153,35 @@ func TestServerOfManyClients(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Nobody waits for a turn on behalf of a client that was hung up on, though that has
+// begun its next request, during which the server does not notice by itself.
+func TestEvictedRequestsEnd(t *testing.T) {
+	var asking atomic.Int32
+	asked := make(chan struct{})
+	address, _ := serving(t, newServer(prometheus.NewRegistry(), nil, nil, slog.New(slog.DiscardHandler), route{
+		"GET " + pprofPath + "wait", http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			asking.Add(1)
+			defer asking.Add(-1)
+			asked <- struct{}{}
+			select {
+			case <-r.Context().Done():
+			case <-t.Context().Done():
+			}
+		}),
+	}))
+	for range 2 * maxConnections {
+		conn, err := net.Dial("tcp", address)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		io.WriteString(conn, "GET "+pprofPath+"wait HTTP/1.1\r\nHost: n\r\n\r\n")
+		<-asked
+		io.WriteString(conn, "G")
+	}
+	eventually(t, "those who were hung up on are gone", func() bool { return asking.Load() <= maxConnections })
 }
 
 // With TLS, too, it is the connection below that is closed: a close_notify would wait
