@@ -62,6 +62,27 @@ func TestUnhealthy(t *testing.T) {
 	})
 }
 
+// A renewal that was withheld follows soon, and the rounds go on from there.
+func TestRecovery(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := newFakeAPI()
+		api.existing(time.Minute)
+		api.sick = errors.New("not yet")
+		config := api.config()
+		run(t, config, func(*Heartbeater) {
+			time.Sleep(2500 * time.Millisecond)
+			api.took(t, "")
+			api.edit(func() { api.sick = nil })
+			time.Sleep(healthInterval)
+			api.took(t, "GET PUT")
+			time.Sleep(config.Duration/4 - time.Second)
+			api.took(t, "")
+			time.Sleep(2 * time.Second)
+			api.took(t, "PUT")
+		})
+	})
+}
+
 // The API server comes back when the sampler is long dead: not one renewal.
 func TestUnhealthyDuringBackoff(t *testing.T) {
 	for _, exists := range []bool{true, false} {

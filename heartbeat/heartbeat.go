@@ -29,6 +29,10 @@ const (
 	maxBackoff   = 7 * time.Second
 )
 
+// healthInterval is the time between two looks at Config.Healthy while it withholds a
+// renewal.
+const healthInterval = time.Second
+
 // maxUnanswered bounds the memory for writes without an answer; see
 // Heartbeater.unanswered. A write cannot be stored once it is this old: the API
 // server has given up on it long before.
@@ -81,7 +85,8 @@ func New(config Config) (*Heartbeater, error) {
 // Run renews the lease at once and then every quarter of its duration, plus up
 // to 4 %, counted from the end of one round to the start of the next. It blocks
 // until ctx ends and then returns the cause; it never returns earlier. The
-// lease stays in place, to expire on its own. Call it once.
+// lease stays in place, to expire on its own. Call it once. A renewal that
+// Config.Healthy withheld follows within a second of its recovery.
 //
 // A round makes five immediate tries to update the lease, of at most twice
 // Config.Timeout each (the owner, where the lease has none, and the update).
@@ -94,9 +99,23 @@ func (h *Heartbeater) Run(ctx context.Context) error {
 	interval := h.interval()
 	for ctx.Err() == nil {
 		h.sync(ctx)
-		h.sleep(ctx, interval+time.Duration(rand.Float64()*jitterFactor*float64(interval)))
+		h.rest(ctx, interval+time.Duration(rand.Float64()*jitterFactor*float64(interval)))
 	}
 	return context.Cause(ctx)
+}
+
+// rest waits for the next round. A renewal that was withheld does not wait for it once
+// its reason is gone: the lease may be about to expire.
+func (h *Heartbeater) rest(ctx context.Context, d time.Duration) {
+	end := time.Now().Add(d)
+	for h.State().Result == ResultUnhealthy && ctx.Err() == nil {
+		left := time.Until(end)
+		if left <= 0 || h.config.Healthy() == nil {
+			return
+		}
+		h.sleep(ctx, min(left, healthInterval))
+	}
+	h.sleep(ctx, time.Until(end))
 }
 
 // interval is the time between two renewals.
