@@ -74,6 +74,22 @@ func TestPIDNamespaceHasNoLimit(t *testing.T) {
 	if d := diff(want, got); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
+
+	// In a node that is a container that is no error of each sample, and no cost.
+	n.write(t, "proc/1/ns/x", "")
+	must(t, os.Symlink("pid:[4026532178]", n.path("proc/1/ns/pid")))
+	s = n.sampler(t)
+	got = *s.Sample()
+	err = got.Signals[PIDAvailable].Err
+	checkError(t, err, errors.ErrUnsupported)
+	want = fullSnapshot()
+	loseTasks(&want, err)
+	if d := diff(want, got); d != "" {
+		t.Errorf("a node that is a container (-want +got):\n%s", d)
+	}
+	if n := testing.AllocsPerRun(500, func() { s.Sample() }); n != 0 {
+		t.Errorf("a node that is a container: %v allocations per sample, want 0", n)
+	}
 }
 
 // inNamespace runs the test once more, in a namespace of its own that unshare(1) makes,
@@ -142,7 +158,7 @@ func TestRealPIDNamespace(t *testing.T) {
 			must(t, err)
 			defer s.Close()
 			snap := s.Sample()
-			report(t, found{snap.Signals[PIDAvailable].OK, snap.Tasks.Max, errText(snap.Errors[SourceTaskLimit])})
+			report(t, found{snap.Signals[PIDAvailable].OK, snap.Tasks.Max, errText(snap.Signals[PIDAvailable].Err)})
 			return
 		}
 		s, err := New(realConfig())
@@ -150,8 +166,8 @@ func TestRealPIDNamespace(t *testing.T) {
 		defer s.Close()
 		here := s.Sample()
 		switch {
-		case here.Errors[SourceTaskLimit] != nil:
-			t.Skip(here.Errors[SourceTaskLimit]) // the test itself is in one
+		case here.Signals[PIDAvailable].Err != nil:
+			t.Skip(here.Signals[PIDAvailable].Err) // the test itself is in one
 		case got.OK && got.Max != here.Tasks.Max:
 			t.Errorf("%s: %d tasks may be in the namespace, and %d on the node", name, got.Max, here.Tasks.Max)
 		case !got.OK && !strings.Contains(got.Error, ErrPIDNamespace.Error()):

@@ -13,6 +13,7 @@ type taskReader struct {
 	procfs                      string
 	loadavg, pidMax, threadsMax hotFile
 	foreign                     error // why pid_max is not the node's
+	nested                      bool  // and nobody could read that here
 }
 
 func newTaskReader(procfs string) *taskReader {
@@ -48,6 +49,7 @@ const initialPIDNamespace = "pid:[4026531836]"
 func (r *taskReader) discover() {
 	release, _ := kernelRelease()
 	r.foreign = foreignPIDMax(r.procfs, release)
+	r.nested = errors.Is(r.foreign, errors.ErrUnsupported)
 }
 
 // foreignPIDMax returns ErrPIDNamespace, or nil also where that is not known.
@@ -72,9 +74,17 @@ func (r *taskReader) read(s *Snapshot) {
 	running, total, err := r.readLoadavg()
 	limit, limitErr := r.readLimit()
 	s.Errors[SourceLoadavg], s.Errors[SourceTaskLimit] = err, limitErr
+	if r.nested {
+		s.Errors[SourceTaskLimit] = nil // there is none to be read
+	}
 	if err != nil || limit == 0 {
 		s.Tasks = Tasks{}
-		s.Signals[PIDAvailable] = Observation{Err: errors.Join(err, limitErr)}
+		if err == nil {
+			err = limitErr
+		} else if limitErr != nil {
+			err = errors.Join(err, limitErr)
+		}
+		s.Signals[PIDAvailable] = Observation{Err: err}
 		return
 	}
 	s.Tasks = Tasks{Running: running, Total: total, Max: limit, OK: true}

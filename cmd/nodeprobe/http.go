@@ -44,7 +44,7 @@ func newServer(reg *prometheus.Registry, live, ready []check, log *slog.Logger, 
 		Handler:           mux,
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       10 * time.Second, // of a body, too, that nobody here wants
-		WriteTimeout:      15 * time.Second,
+		WriteTimeout:      turnTimeout + 15*time.Second,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    16 << 10,
 		// A connection of HTTP/2 is to cost no more than several of HTTP/1.

@@ -23,14 +23,15 @@ const unreadTimeout = 20_000
 
 // listen opens the port, with connections that do not cost much.
 func listen(ctx context.Context, address string) (net.Listener, error) {
-	config := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+	listen := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var err error
 		if failed := raw.Control(func(fd uintptr) { err = limitSocket(int(fd)) }); failed != nil {
 			return failed
 		}
 		return err
 	}}
-	return config.Listen(ctx, "tcp", address)
+	listen.SetMultipathTCP(false) // whose buffers these options do not bound
+	return listen.Listen(ctx, "tcp", address)
 }
 
 // limitSocket sets what the connections of a listening socket inherit.

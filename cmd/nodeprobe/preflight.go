@@ -102,6 +102,9 @@ func preflight(ctx context.Context, cfg *config, paths paths) ([]finding, error)
 		if r := i - int(probe.SourcePressureCPU); r >= 0 && r < probe.NumResources {
 			err = s.Pressure[r].Err
 		}
+		if unknown := s.Signals[probe.PIDAvailable].Err; i == int(probe.SourceTaskLimit) && errors.Is(unknown, errors.ErrUnsupported) {
+			err = unknown
+		}
 		findings = append(findings, findSource(probe.Source(i), err))
 	}
 	notifier, err := probe.NewNotifier(probe.NotifierConfig{Procfs: paths.procfs, Sysfs: paths.sysfs})
