@@ -159,6 +159,37 @@ func TestAugment(t *testing.T) {
 	}
 }
 
+// A restart that finds its conditions as they were leaves all turns for what comes.
+func TestAugmentRestartTakesNoTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		status := pressure.False
+		cfg := s.config()
+		cfg.Register = false
+		cfg.Augment = func() []pressure.Finding {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return []pressure.Finding{finding("nodeprobe.dev/A", status, 0)}
+		}
+		s.api.put(func(node *v1.Node) {
+			f := finding("nodeprobe.dev/A", pressure.False, 0)
+			node.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeConditionType(f.Type), Status: v1.ConditionFalse, Reason: f.Reason, Message: f.Message}}
+		})
+		s.play(cfg, func() {
+			s.sleep(time.Second)
+			s.api.take()
+			for _, to := range []pressure.Status{pressure.True, pressure.False, pressure.True} {
+				s.mu.Lock()
+				status = to
+				s.mu.Unlock()
+				s.Wake()
+				s.sleep(time.Second)
+				s.api.took(t, to.String(), "PATCH")
+			}
+		})
+	})
+}
+
 // Beside a kubelet no Node is created, nothing but conditions of ours is written,
 // on change or once in a period, and the rest of the Node stays.
 func TestAugmentUpdates(t *testing.T) {

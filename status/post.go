@@ -85,7 +85,7 @@ func (u *Updater) try(ctx context.Context, paid *bool) (wait time.Duration, err 
 	}
 	// A post for the period's sake is not paced; if it fails, the next one is:
 	// failures are no lighter for the API server.
-	if !*paid && !facts.Urgent && (draft.changed || u.Ready() != nil) {
+	if !*paid && !facts.Urgent && (draft.changed || u.failing()) {
 		if wait := u.pace.wait(now); wait > 0 {
 			u.hold()
 			return wait, nil
@@ -119,6 +119,12 @@ func (u *Updater) facts(now time.Time) Facts {
 	facts := u.cfg.Facts()
 	facts.healthSince = u.health.observe(&facts, now)
 	return facts
+}
+
+// failing reports whether the latest pass has failed.
+func (u *Updater) failing() bool {
+	err := u.Ready()
+	return err != nil && !errors.Is(err, errNotRegistered)
 }
 
 // hold counts a change that has to wait, once.

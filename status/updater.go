@@ -334,9 +334,11 @@ func (u *Updater) step(ctx context.Context) time.Duration {
 			return max(u.backoff.step(), asked(err))
 		}
 		// One turn is for both, registration and the first status. An attempt that fails
-		// takes none: the back-off bounds those.
-		u.pace.post(time.Now())
-		paid = true
+		// takes none: the back-off bounds those. Finding the Node of others is no write.
+		if u.cfg.Register {
+			u.pace.post(time.Now())
+			paid = true
+		}
 		select {
 		case u.known <- struct{}{}:
 		default:
