@@ -1,0 +1,73 @@
+package status
+
+import (
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+var (
+	errDeleted  = gone("node was deleted; restart nodeprobe to register it again")
+	errLost     = gone("node was deleted; who runs it has to register it again")
+	errReplaced = gone("node was deleted, and created again by somebody else")
+)
+
+// gone returns an error that satisfies apierrors.IsNotFound.
+func gone(text string) error {
+	return &apierrors.StatusError{ErrStatus: metav1.Status{
+		Status: metav1.StatusFailure, Reason: metav1.StatusReasonNotFound, Message: text,
+	}}
+}
+
+// Gone returns an error, one that satisfies apierrors.IsNotFound, while the Node that
+// was last known is deleted and no other has taken its place: nothing is to be written
+// in its name, its Lease neither.
+func (u *Updater) Gone() error {
+	if err := u.gone.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// replaced reports whether the last known Node is one that somebody else made after
+// the registered one was deleted. What registration sees to may be missing there.
+func (u *Updater) replaced() bool {
+	node := u.Node()
+	return node != nil && node.UID != u.uid
+}
+
+// settled is how long a Node must have lived for its deletion to begin a back-off of
+// its own. Otherwise it is one more round of a controller that deletes what others
+// create.
+const settled = time.Minute
+
+// mayCreate reports whether registration creates the Node: once in a process, as with a
+// kubelet. A Node has often been cordoned and drained before it is deleted, and one that
+// came back by itself would undo that.
+func (u *Updater) mayCreate() bool { return u.cfg.Register && u.uid == "" }
+
+// lossOf is what to say of a Node that was deleted.
+func (u *Updater) lossOf() error {
+	if u.cfg.Register {
+		return errDeleted
+	}
+	return errLost
+}
+
+// lost forgets a Node that was deleted. Whether there is another is not looked for
+// before the back-off is over.
+func (u *Updater) lost(why error) {
+	if time.Since(u.since) >= settled {
+		u.backoff = registerBackoff{}
+	}
+	u.sure.shut()
+	u.gone.Store(&why)
+	u.metrics.deleted.Set(1)
+	u.metrics.registrations.WithLabelValues("lost").Inc()
+	u.node.Store(nil)
+	u.doubt.Store(false)
+	u.report.last = time.Time{}
+	u.unschedulable = false
+	u.result(why)
+}
