@@ -102,8 +102,8 @@ func memoryHierarchy(cgroupfs string) (string, CgroupVersion) {
 	return cgroupfs, CgroupNone
 }
 
-// hasCgroups says whether there is a hierarchy of cgroup v2, with whatever
-// controllers. Where there is none, cgroupfs may lead anywhere.
+// hasCgroups reports whether there is a hierarchy of cgroup v2, with any controllers
+// or none. Where there is none, cgroupfs may lead anywhere.
 func hasCgroups(cgroupfs string) bool {
 	for _, dir := range []string{"", "unified"} {
 		if _, err := os.Stat(filepath.Join(cgroupfs, dir, "cgroup.controllers")); err == nil {

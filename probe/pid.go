@@ -26,8 +26,8 @@ func newTaskReader(procfs string) *taskReader {
 }
 
 // ErrPIDNamespace says that this process is in a PID namespace of its own, in which
-// the node's pid_max cannot be read: the kernel answers with that of whoever asks,
-// whichever /proc it asks. The other figures are the node's.
+// the node's pid_max cannot be read: the kernel answers with that of the reader's own
+// namespace, whichever /proc is read. The other figures are the node's.
 var ErrPIDNamespace = errors.New("not in the node's PID namespace, and pid_max is that of the reader's")
 
 // nestedNode is ErrPIDNamespace of a node that is a container itself, as kind's are:

@@ -153,7 +153,7 @@ func (u *Updater) Run(ctx context.Context) error {
 			if !u.sighted(s) {
 				continue
 			}
-			if u.Node() == nil { // whoever deletes it may do so again
+			if u.Node() == nil { // a controller that deletes it may do so again
 				wait = u.backoff.step()
 				u.alive(wait)
 				timer.Reset(wait)

@@ -37,7 +37,7 @@ import (
 // many writers, and only a kubelet's name counts. Where the API server does not tell
 // who has lately renewed the Lease, or the renewal is in the future by a clock that may
 // not be set yet, the Lease is watched for as long as a renewal is good for: if it
-// is not renewed meanwhile, whoever did it is gone.
+// is not renewed meanwhile, that writer is gone.
 type guard struct {
 	nodes    status.Nodes
 	leases   heartbeat.Leases

@@ -9,7 +9,7 @@ import (
 )
 
 // hangingFile puts a file whose opening hangs in the place of another, or of none.
-// Answer ends that, for whoever has opened it, and gives the file a text.
+// Answer ends that for every open of it, and gives the file a text.
 func hangingFile(t *testing.T, path string) (answer func(text string)) {
 	t.Helper()
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {

@@ -90,8 +90,8 @@ func (o *oomReporter) untold(count uint64, now time.Time) uint64 {
 	return missing
 }
 
-// victim is who was killed, as well as it is known. All names are printable: whoever
-// is killed has chosen that of the process, and often that of the cgroup.
+// victim is the process that was killed, as far as it is known. All names are printable:
+// a process chooses its own name, and often that of its cgroup.
 type victim struct {
 	*bpf.Event
 	process   string

@@ -13,8 +13,8 @@ import (
 )
 
 // tokenFile is a bearer token in a file that somebody rotates. client-go's own reads it
-// within a request, for as long as the disk takes; this one fails, and whoever caches
-// the tokens goes on with the last one.
+// within a request, for as long as the disk takes; this one fails at its deadline, and
+// client-go's cache of tokens goes on with the last one.
 type tokenFile struct {
 	path    string
 	reading deadline.Worker[tokenText]
