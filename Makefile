@@ -23,7 +23,7 @@ run: build ## watch this machine: a live table, and /metrics on 127.0.0.1:9732
 	$(PREFIX)/nodeprobe run
 
 demo: deps control-plane ## a real control plane sees each pressure condition flip (needs root)
-	go -C test run ./cmd/demo
+	go -C test run ./bench/demo
 
 # The binary is built here, and buildah has only to pack it: that takes no daemon
 # and, what the Go modules apart, no network.
@@ -63,14 +63,14 @@ check: lint test ## what CI runs
 
 test-kernels: NEEDED += qemu-system-x86_64:qemu-system-x86 qemu-system-aarch64:qemu-system-arm xz:xz-utils
 test-kernels: deps ## bpf's tests and a snapshot on Debian's kernels in qemu (KERNELS=amd64-6.1 for one)
-	go -C test run ./cmd/kernels $(KERNELS)
+	go -C test run ./bench/kernels $(KERNELS)
 
 generate: deps ## rebuild the BPF objects from their C source
 	go generate ./bpf
 
 generate-btf: NEEDED += qemu-system-x86_64:qemu-system-x86 qemu-system-aarch64:qemu-system-arm xz:xz-utils bpftool:bpftool
 generate-btf: deps ## renew the kernel types that bpf's tests look into
-	go -C test run ./cmd/kernels -types $(CACHE)/kernels/types
+	go -C test run ./bench/kernels -types $(CACHE)/kernels/types
 	go test -count=1 -run '^TestRelocations$$' ./bpf -types $(CACHE)/kernels/types
 
 fuzz: ## each fuzz target for FUZZTIME (default 30s)
@@ -81,46 +81,46 @@ bench: ## cost of a sample and a verdict, beside the bare system calls and procf
 	go test -count=1 -cpu 1 -run BenchReport -v ./probe -bench-report | grep -E 'RESULT|FAIL|^ok'
 
 bench-latency: deps control-plane ## from a crossing to Go and to the Node; PEER=kubelet for a kubelet beside it (needs root)
-	go -C test run ./cmd/latency
+	go -C test run ./bench/latency
 
 bench-overhead: ## what the probes cost forks, threads and writes, beside off/off (needs root)
-	go -C test run ./cmd/overhead
+	go -C test run ./bench/overhead
 
 bench-idle: control-plane ## wake-ups and CPU while nothing happens, by cause
-	go -C test run ./cmd/idle
+	go -C test run ./bench/idle
 
 footprint: control-plane ## memory and CPU of a minute, beside node_exporter
-	go -C test run ./cmd/footprint
+	go -C test run ./bench/footprint
 
 footprint-containers: control-plane ## the same figures with 250 containers on the machine, over those without (needs root)
-	go -C test run ./cmd/footprint -containers 250
+	go -C test run ./bench/footprint -containers 250
 
 test-flap: deps control-plane ## values dance around each limit for three minutes: events, samples, patches (needs root)
-	go -C test test -count=1 -v ./flap -dance
+	go -C test test -count=1 -v ./suite/flap -dance
 
 test-page: NEEDED := chromium:chromium
 test-page: deps ## the status page in a headless browser: light and dark, on a desk and a phone (300 MB of Debian packages)
-	go -C test test -count=1 -v ./page
+	go -C test test -count=1 -v ./suite/page
 
 test-outage: deps control-plane ## the API server is away for ten minutes: memory, Lease, the one patch after it (OUTAGE=1h for longer)
-	go -C test test -count=1 -v -timeout 0 -run '^TestLongOutage$$' ./e2e -outage $(or $(OUTAGE),10m)
+	go -C test test -count=1 -v -timeout 0 -run '^TestLongOutage$$' ./suite/e2e -outage $(or $(OUTAGE),10m)
 
 test-flood: deps control-plane ## thousands of connections of each kind against 48 MiB of memory (needs root)
-	go -C test test -count=1 -v -run '^TestFlood$$' ./flood -each
+	go -C test test -count=1 -v -run '^TestFlood$$' ./suite/flood -each
 
 parity: deps control-plane ## a real kubelet and nodeprobe on this machine: their Nodes, Leases, Events and writes compared (needs root)
-	go -C test test -count=1 -v -timeout 10m ./parity
+	go -C test test -count=1 -v -timeout 10m ./suite/parity
 
-# On one machine the pods' host is everybody's: see test/cluster.
+# On one machine the pods' host is everybody's: see test/suite/cluster.
 e2e: NEEDED += buildah:buildah
 e2e: deps control-plane ## the image and the manifests in a whole Kubernetes, its pods on this machine, under every pressure (needs root)
-	go -C test test -count=1 -v -timeout 10m ./cluster -run '^TestCluster$$' -pods
+	go -C test test -count=1 -v -timeout 10m ./suite/cluster -run '^TestCluster$$' -pods
 
 test-beside: deps control-plane ## a kubelet's conditions flip beside ours for ten minutes (BESIDE=1h for another time; needs root)
-	go -C test test -count=1 -v -timeout 0 ./cluster -run '^TestBeside$$' -beside $(or $(BESIDE),10m)
+	go -C test test -count=1 -v -timeout 0 ./suite/cluster -run '^TestBeside$$' -beside $(or $(BESIDE),10m)
 
 control-plane: ## build etcd and Kubernetes' own programs (the first time takes minutes)
-	go -C test run ./cmd/controlplane -build-only
+	go -C test run ./bench/controlplane -build-only
 
 # Debian starts the containerd that it installs; the tests run one of their own.
 deps:

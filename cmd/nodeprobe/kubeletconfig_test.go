@@ -80,7 +80,7 @@ func kubeletJSON(t *testing.T, c config) string {
 }
 
 // What is thought that a kubelet makes of its files is in kubelet.json, which
-// test/oracle holds against a kubelet's own code; what we say of the difference
+// test/suite/oracle holds against a kubelet's own code; what we say of the difference
 // is in check.txt.
 func TestKubeletFiles(t *testing.T) {
 	dirs, err := filepath.Glob("testdata/kubelet/*")

@@ -7,6 +7,6 @@
 // k8s.io/cri-api. Its generated code brings google.golang.org/grpc with it, and
 // the two together add 6.6 MB to a binary of 20 and 5 MiB to the memory of a
 // running one. What gRPC needs for one call at a time, on HTTP/2 frames that the
-// binary holds anyway, is in conn.go; test/cri holds this package together with
+// binary holds anyway, is in conn.go; test/suite/cri holds this package together with
 // the real thing.
 package cri

@@ -1,0 +1,171 @@
+package main
+
+import (
+	"archive/tar"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/process"
+)
+
+// machine is a virtual one, for one boot.
+type machine struct {
+	kernel  kernel
+	image   image
+	files   []file
+	plan    plan
+	console io.Writer // or nil
+}
+
+// results are what the guest brought home.
+type results struct {
+	diary diary
+	files map[string][]byte
+	// took is from the start of qemu to its end.
+	took time.Duration
+}
+
+// bootTimeout is for everything that a guest does: many times what it takes on a
+// machine with two free CPUs.
+const bootTimeout = 10 * time.Minute
+
+const (
+	scratchSize = 512 << 20 // sparse, like the other
+	resultSize  = 64 << 20
+)
+
+// run boots the machine and waits until it has turned itself off. scratch is a
+// directory for its disks.
+func (m *machine) run(ctx context.Context, scratch string) (*results, error) {
+	scratchFile, resultFile := filepath.Join(scratch, "scratch.img"), filepath.Join(scratch, "result.img")
+	for name, size := range map[string]int64{scratchFile: scratchSize, resultFile: resultSize} {
+		if err := os.WriteFile(name, nil, 0o644); err != nil {
+			return nil, err
+		}
+		if err := os.Truncate(name, size); err != nil {
+			return nil, err
+		}
+	}
+	if _, err := output(ctx, scratch, "mkfs.ext4", "-q", "-F", scratchFile); err != nil {
+		return nil, err
+	}
+	initrd := filepath.Join(scratch, "initrd")
+	if err := m.writeInitrd(initrd); err != nil {
+		return nil, fmt.Errorf("write initrd: %w", err)
+	}
+
+	start := time.Now()
+	console := filepath.Join(scratch, "console")
+	ended := m.qemu(ctx, initrd, scratchFile, resultFile, console)
+	took := time.Since(start)
+	if m.console != nil {
+		if data, err := os.ReadFile(console); err == nil {
+			_, _ = m.console.Write(data)
+		}
+	}
+	res, err := readResults(resultFile)
+	if err := errors.Join(ended, err); err != nil {
+		return nil, fmt.Errorf("%w; the end of its console:\n%s", err, process.LogTail(console, 60))
+	}
+	res.took = took
+	return res, nil
+}
+
+// qemu runs the machine to its end.
+func (m *machine) qemu(ctx context.Context, initrd, scratchFile, resultFile, console string) error {
+	// KVM is not there in most places where tests run, and hangs in some.
+	command, args := "qemu-system-x86_64", []string{"-cpu", "max"}
+	parameters := "console=ttyS0"
+	if m.kernel.arch == "arm64" {
+		// Pointer authentication as the architecture specifies it is slow to emulate.
+		command, args = "qemu-system-aarch64", []string{"-M", "virt", "-cpu", "max,pauth-impdef=on"}
+		parameters = "console=ttyAMA0"
+	}
+	drive := func(file string) string { return "if=virtio,format=raw,cache=unsafe,file=" + file }
+	args = append(args,
+		"-accel", "tcg,thread=multi",
+		"-smp", "2",
+		"-m", "1024",
+		"-nodefaults", "-no-user-config", "-no-reboot",
+		"-display", "none", "-monitor", "none", "-serial", "stdio",
+		"-drive", drive(scratchFile),
+		"-drive", drive(resultFile),
+		"-kernel", m.image.vmlinuz(),
+		"-initrd", initrd,
+		// On a panic the machine restarts at once, which ends qemu.
+		"-append", parameters+" panic=-1 quiet",
+	)
+	p, err := process.Start(process.Spec{Path: command, Args: args, LogFile: console})
+	if err != nil {
+		return err
+	}
+	defer p.Stop(0)
+	ctx, cancel := context.WithTimeoutCause(ctx, bootTimeout, fmt.Errorf("not off after %s", bootTimeout))
+	defer cancel()
+	select {
+	case <-p.Exited():
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for %s: %w", m.kernel, context.Cause(ctx))
+	}
+}
+
+// writeInitrd writes what the kernel unpacks as its root filesystem.
+func (m *machine) writeInitrd(name string) error {
+	text, err := json.Marshal(m.plan)
+	if err != nil {
+		return err
+	}
+	files := append([]file{
+		{name: planPath, data: text},
+		{name: "/etc/os-release", data: []byte("PRETTY_NAME=\"a kernel under test\"\nID=nodeprobe\n")},
+		{name: "/etc/machine-id", data: []byte(strings.Repeat("0123456789abcdef", 2) + "\n")},
+		{name: "/etc/hosts", data: []byte("127.0.0.1 localhost\n192.0.2.1 " + hostname + "\n")},
+	}, m.files...)
+	modules, err := filepath.Glob(filepath.Join(m.image.modules(), "*.ko"))
+	if err != nil {
+		return err
+	}
+	for _, path := range modules {
+		files = append(files, file{name: modulesPath + "/" + filepath.Base(path), from: path})
+	}
+	f, err := os.Create(name)
+	if err != nil {
+		return err
+	}
+	err = writeCPIO(f, files, []string{"/proc", "/sys", "/dev", "/run", "/tmp", "/root", "/var/lib"})
+	return errors.Join(err, f.Close())
+}
+
+// readResults reads the tar file at the beginning of a disk.
+func readResults(disk string) (*results, error) {
+	f, err := os.Open(disk)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	res := &results{files: make(map[string][]byte)}
+	for r := tar.NewReader(f); ; {
+		header, err := r.Next()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read results: %w", err)
+		}
+		if res.files[header.Name], err = io.ReadAll(r); err != nil {
+			return nil, fmt.Errorf("read results: %w", err)
+		}
+	}
+	if res.files[diaryName] == nil {
+		return nil, errors.New("guest brought no results")
+	}
+	return res, json.Unmarshal(res.files[diaryName], &res.diary)
+}

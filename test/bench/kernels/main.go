@@ -1,0 +1,225 @@
+// Command kernels boots Debian's kernels under qemu, runs the tests of package
+// bpf and nodeprobe itself on each, and says what worked.
+//
+//	go run ./bench/kernels                  # all of them
+//	go run ./bench/kernels amd64-6.1        # one, in well under two minutes
+//	go run ./bench/kernels -types DIR       # only bring their BTF to DIR
+//
+// It needs no privilege and no KVM, and leaves the machine's packages alone:
+// kernels come from Debian's archive by apt-get with lists of its own, and are
+// kept in the user's cache. The same program is the guests' /init,
+// /bin/true and /bin/trial.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/build"
+)
+
+func main() {
+	switch {
+	case os.Getpid() == 1 && os.Args[0] == initPath:
+		guest()
+	case filepath.Base(os.Args[0]) == filepath.Base(truePath):
+		return
+	case os.Args[0] == trialPath:
+		if err := trial(); err != nil {
+			fmt.Fprintln(os.Stderr, "trial:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "kernels:", err)
+		os.Exit(1)
+	}
+}
+
+// options are the flags.
+type options struct {
+	update  bool
+	verbose bool
+	types   string
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
+	flags := flag.NewFlagSet("kernels", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	var opts options
+	flags.BoolVar(&opts.update, "update", false, "look for newer packages than those in the cache")
+	flags.BoolVar(&opts.verbose, "v", false, "print what the guests write to their console")
+	flags.StringVar(&opts.types, "types", "", "test nothing, but write each kernel's BTF, and this machine's, to `directory`")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	kernels, err := choose(flags.Args())
+	if err != nil {
+		return err
+	}
+	root, err := build.Root()
+	if err != nil {
+		return err
+	}
+	root = filepath.Dir(root)
+	cache, err := cacheDir()
+	if err != nil {
+		return err
+	}
+	scratch, err := os.MkdirTemp("", "nodeprobe-kernels-")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(scratch)) }()
+
+	if opts.types != "" {
+		return collectTypes(ctx, kernels, cache, root, scratch, opts, stderr)
+	}
+	var summary strings.Builder
+	var failed []string
+	for _, k := range kernels {
+		start := time.Now()
+		r, err := testOn(ctx, k, cache, root, filepath.Join(scratch, k.String()), opts, stdout, stderr)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if err != nil {
+			r.fail("%v", err)
+		}
+		r.print(stdout)
+		if len(r.failures) > 0 {
+			failed = append(failed, k.String())
+		}
+		fmt.Fprintf(&summary, "%s, %s in all\n", r.line(), time.Since(start).Round(time.Second))
+	}
+	fmt.Fprintf(stdout, "\n%s", &summary)
+	if failed != nil {
+		return fmt.Errorf("failed on %s", strings.Join(failed, ", "))
+	}
+	return nil
+}
+
+// testOn runs everything on one kernel. Its report is never nil.
+func testOn(ctx context.Context, k kernel, cache, root, scratch string, opts options, stdout, stderr io.Writer) (*report, error) {
+	r := &report{kernel: k}
+	if err := os.MkdirAll(scratch, 0o755); err != nil {
+		return r, err
+	}
+	image, err := k.fetch(ctx, cache, opts.update, stderr)
+	if err != nil {
+		return r, err
+	}
+	r.version = image.version
+	fmt.Fprintf(stderr, "%s: building\n", k)
+	files, err := payload(ctx, k, root, scratch)
+	if err != nil {
+		return r, err
+	}
+	m := machine{kernel: k, image: image, files: files, plan: fullPlan}
+	if opts.verbose {
+		m.console = stdout
+	}
+	fmt.Fprintf(stderr, "%s: booting Debian's %s\n", k, image.version)
+	res, err := m.run(ctx, scratch)
+	if err != nil {
+		return r, err
+	}
+	// For -types, as it is there.
+	if err := keepTypes(image, res); err != nil {
+		return r, err
+	}
+	return r, r.judge(ctx, res)
+}
+
+// fullPlan runs the tests first: the snapshot then has OOM kills to count.
+var fullPlan = plan{
+	Steps: []step{
+		{Name: "bpf tests", Dir: "/src/bpf", Args: []string{"/bin/bpf.test", "-test.v=test2json", "-test.timeout=8m"}},
+		{Name: "preflight", Dir: "/", Args: []string{"/bin/nodeprobe", "preflight"}},
+		{Name: "preflight json", Dir: "/", Args: []string{"/bin/nodeprobe", "preflight", "-o", "json"}},
+		{Name: "trial", Dir: "/", Args: []string{trialPath}},
+		{Name: "snapshot", Dir: "/", Args: []string{"/bin/nodeprobe", "snapshot", "-o", "json"}},
+	},
+	Files: []string{"/proc/meminfo", "/proc/vmstat", "/proc/sys/kernel/osrelease", kernelTypes},
+}
+
+// collectTypes writes the full BTF of each kernel to a directory, for the test
+// helper in package bpf that reduces them.
+func collectTypes(ctx context.Context, kernels []kernel, cache, root, scratch string, opts options, stderr io.Writer) error {
+	if err := os.MkdirAll(opts.types, 0o755); err != nil {
+		return err
+	}
+	for _, k := range kernels {
+		image, err := k.fetch(ctx, cache, opts.update, stderr)
+		if err != nil {
+			return err
+		}
+		if _, err := os.Stat(image.types()); err != nil {
+			dir := filepath.Join(scratch, k.String())
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				return err
+			}
+			init, err := buildInit(ctx, k, root, dir)
+			if err != nil {
+				return err
+			}
+			m := machine{kernel: k, image: image, files: []file{init}, plan: plan{Files: []string{kernelTypes}}}
+			fmt.Fprintf(stderr, "%s: booting Debian's %s\n", k, image.version)
+			res, err := m.run(ctx, dir)
+			if err != nil {
+				return err
+			}
+			if err := keepTypes(image, res); err != nil {
+				return err
+			}
+		}
+		if err := copyFile(filepath.Join(opts.types, k.release+"-"+k.arch+".btf"), image.types()); err != nil {
+			return err
+		}
+	}
+	// The machine that the maintainers test on has a newer kernel than Debian.
+	name, err := hostName()
+	if err != nil {
+		return err
+	}
+	if err := copyFile(filepath.Join(opts.types, name+".btf"), kernelTypes); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+func keepTypes(i image, res *results) error {
+	types := res.files[kernelTypes]
+	if len(types) == 0 {
+		return fmt.Errorf("guest brought no %s", kernelTypes)
+	}
+	return writeFile(i.types(), types)
+}
+
+func copyFile(to, from string) error {
+	data, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return writeFile(to, data)
+}
+
+// writeFile leaves a whole file or none.
+func writeFile(name string, data []byte) error {
+	if err := os.WriteFile(name+".partial", data, 0o644); err != nil {
+		return err
+	}
+	return os.Rename(name+".partial", name)
+}

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+)
+
+// trace is how one crossing made its way, by the clocks of three processes on
+// this machine. A step that did not happen, or not yet, is zero.
+type trace struct {
+	crossed crossing
+	// happened is when the kernel noticed, event when nodeprobe's user space had
+	// that, changed when its sample said so too, answered when the API server had
+	// taken the patch: all by nodeprobe's log.
+	happened, event, changed, answered time.Time
+	// seen is when a watch of the Node, in this process, showed it.
+	seen time.Time
+	// wavered counts how often others gave back so much meanwhile that the limit
+	// was no longer crossed, and had to be crossed again.
+	wavered int
+}
+
+// The lines of nodeprobe's log that tell of a crossing.
+const (
+	kernelEvent      = "kernel event"
+	conditionChanged = "condition changed"
+	nodePatched      = "patched node status"
+)
+
+// record is what such a line says.
+type record struct {
+	Kind      string
+	On        bool
+	Happened  time.Time
+	Age       time.Duration // when user space had it
+	Condition string
+	Status    string
+}
+
+func (r record) arrived() time.Time { return r.Happened.Add(r.Age) }
+
+func parseRecord(r agent.Record) (d record, err error) {
+	if r.Msg != kernelEvent && r.Msg != conditionChanged {
+		return d, nil
+	}
+	if err := json.Unmarshal([]byte(r.Line), &d); err != nil {
+		return d, fmt.Errorf("read nodeprobe's log: %w", err)
+	}
+	return d, nil
+}
+
+// follow fills in what the log says to have been since the given time. It does
+// not go by the order of the lines.
+func (t *trace) follow(log []agent.Record, condition string, since time.Time) error {
+	var events []record
+	for _, r := range log {
+		d, err := parseRecord(r)
+		switch {
+		case err != nil:
+			return err
+		case r.Msg == kernelEvent && d.Kind == "crossing" && d.On && !d.arrived().Before(since):
+			events = append(events, d)
+		case r.Time.Before(since):
+		case r.Msg == conditionChanged && d.Condition == condition && d.Status == "True" && t.changed.IsZero():
+			t.changed = r.Time
+		case r.Msg == nodePatched && !t.changed.IsZero() && t.answered.IsZero():
+			t.answered = r.Time
+		}
+	}
+	// Of several events the last before the verdict: the others were about figures
+	// that were below the limit for a moment only.
+	for _, e := range events {
+		if t.event.IsZero() || t.changed.IsZero() || !e.arrived().After(t.changed) {
+			t.event, t.happened = e.arrived(), e.Happened
+		}
+	}
+	return nil
+}
+
+// lastStatus is what the log says of the condition in the end, "" if nothing.
+func lastStatus(log []agent.Record, condition string) (status string, err error) {
+	for _, r := range log {
+		d, err := parseRecord(r)
+		if err != nil {
+			return "", err
+		}
+		if r.Msg == conditionChanged && d.Condition == condition {
+			status = d.Status
+		}
+	}
+	return status, nil
+}
+
+// posts is how many changes nodeprobe may post at once: at most three, and one
+// more every ten seconds. The log says how many it has used.
+func posts(log []agent.Record, now time.Time) int {
+	const (
+		most   = 3
+		refill = 10 * time.Second
+	)
+	left, filled := most, time.Time{}
+	advance := func(now time.Time) {
+		earned := int(now.Sub(filled) / refill)
+		left, filled = left+earned, filled.Add(time.Duration(earned)*refill)
+		if left >= most {
+			left, filled = most, now
+		}
+	}
+	for _, r := range log {
+		if r.Msg == nodePatched && strings.Contains(r.Line, `"reason":"changed"`) {
+			advance(r.Time)
+			left--
+		}
+	}
+	advance(now)
+	return left
+}
+
+// notice is by what a crossing was noticed.
+type notice int
+
+const (
+	// byEvent: the kernel's event had a sample taken, and that said so.
+	byEvent notice = iota
+	// beforeEvent: a sample that something else had asked for was there first.
+	beforeEvent
+	// afterEvent: the sample that the event had taken did not agree; a later one
+	// did.
+	afterEvent
+	// byOther: there was no event.
+	byOther
+	// byNone: the Node did not say so in time.
+	byNone
+
+	notices = int(iota)
+)
+
+func (n notice) String() string {
+	return [notices]string{"by the kernel's event", "a moment before it", "only later, by another sample", "without an event", "not at all"}[n]
+}
+
+// missed says that the kernel did not do its part.
+func (n notice) missed() bool { return n > beforeEvent }
+
+// promptly is how long after an event the sample that it asks for is over, and
+// then some. The next that nobody asked for comes after seconds.
+const promptly = 250 * time.Millisecond
+
+func (t *trace) notice() notice {
+	switch {
+	case t.seen.IsZero() || t.changed.IsZero():
+		return byNone
+	case t.event.IsZero() || t.event.Sub(t.changed) > promptly:
+		return byOther
+	case t.changed.Before(t.event):
+		return beforeEvent
+	case t.changed.Sub(t.event) > promptly:
+		return afterEvent
+	}
+	return byEvent
+}
+
+// toGo and toNode are what is measured. They count from the last moment at which
+// the limit certainly was not crossed, so that they err on the long side; what
+// did not happen took as long as it was waited for.
+func (t *trace) toGo() time.Duration {
+	switch t.notice() {
+	case beforeEvent, byOther:
+		return since(t.crossed.Above, t.changed)
+	}
+	return since(t.crossed.Above, t.event)
+}
+
+func (t *trace) toNode() time.Duration { return since(t.crossed.Above, t.seen) }
+
+// since is the time between two steps, of which either may not have happened.
+func since(begin, end time.Time) time.Duration {
+	if begin.IsZero() || end.IsZero() {
+		return noticeTimeout
+	}
+	// The times in a log are of the wall clock, and ours must be taken the same
+	// way.
+	return end.Round(0).Sub(begin.Round(0))
+}

@@ -1,0 +1,251 @@
+// Package agent runs nodeprobe, the real binary, as a child of a test.
+package agent
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/process"
+)
+
+const (
+	// liveTimeout bounds the start; stopGrace is for nodeprobe to detach from
+	// the kernel.
+	liveTimeout = 2 * time.Minute
+	stopGrace   = 30 * time.Second
+)
+
+// Config is a nodeprobe configuration, by field. Values are what the YAML has:
+// "100ms", 4, []string.
+type Config map[string]any
+
+// Own is the configuration of an agent in own mode that does everything as
+// often as it can, and to which the state of this machine does not matter: no
+// threshold is in force and no BPF program is attached.
+func Own() Config {
+	return Config{
+		"apiVersion": "nodeprobe.dev/v1alpha1", "kind": "NodeProbeConfiguration", "mode": "own",
+		"sampleInterval": "100ms", "bpf": "off", "rootDirectory": "/", "imageDirectories": []string{},
+		"evictionHard":                     Hard(nil),
+		"evictionPressureTransitionPeriod": "1s",
+		"nodeStatusUpdateFrequency":        "1s",
+		"nodeStatusReportFrequency":        "5m",
+		"nodeLeaseDurationSeconds":         4,
+		"logFormat":                        "json",
+	}
+}
+
+// With returns a copy with the fields of other set.
+func (c Config) With(other Config) Config {
+	c = maps.Clone(c)
+	maps.Copy(c, other)
+	return c
+}
+
+// Hard returns an evictionHard with the given thresholds and no other. The
+// product merges what a file says with its defaults, so these are turned off.
+func Hard(thresholds map[string]string) map[string]string {
+	all := map[string]string{
+		"memory.available": "0%", "pid.available": "0%",
+		"nodefs.available": "0%", "nodefs.inodesFree": "0%",
+		"imagefs.available": "0%", "imagefs.inodesFree": "0%",
+	}
+	maps.Copy(all, thresholds)
+	return all
+}
+
+// Spec says what to run.
+type Spec struct {
+	// Binary is the file that Build made.
+	Binary string
+	// Dir receives the configuration and the log.
+	Dir string
+	// NodeName and Kubeconfig are who it is.
+	NodeName, Kubeconfig string
+	// Config is usually made from Own.
+	Config Config
+	// Args come after the arguments of every agent.
+	Args []string
+	// Env is added to this process's environment.
+	Env []string
+	// TLS is how to reach the agent if Args or Config have it serve HTTPS.
+	TLS *tls.Config
+}
+
+// Agent is a running nodeprobe. The caller must Stop it.
+type Agent struct {
+	// LogFile is what it writes; a later run has a file of its own.
+	LogFile string
+	// Started is when the process was started.
+	Started time.Time
+
+	process *process.Process
+	address string
+	scheme  string
+	client  *http.Client
+}
+
+// Start runs nodeprobe and returns when it answers /livez, be there an API
+// server or not.
+func Start(ctx context.Context, spec Spec) (*Agent, error) {
+	for attempt := 1; ; attempt++ {
+		a, err := start(ctx, spec)
+		// Somebody else may take the port between our finding it free and
+		// nodeprobe's binding it.
+		exit, ok := errors.AsType[*process.ExitError](err)
+		if ok && strings.Contains(exit.Log, "address already in use") && attempt < 5 {
+			continue
+		}
+		return a, err
+	}
+}
+
+func start(ctx context.Context, spec Spec) (*Agent, error) {
+	ports, err := process.FreePorts(1)
+	if err != nil {
+		return nil, err
+	}
+	// JSON is YAML too.
+	config, err := json.MarshalIndent(spec.Config, "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("encode configuration: %w", err)
+	}
+	configFile := filepath.Join(spec.Dir, spec.NodeName+".yaml")
+	if err := os.WriteFile(configFile, config, 0o600); err != nil {
+		return nil, fmt.Errorf("write configuration: %w", err)
+	}
+	log, err := os.CreateTemp(spec.Dir, spec.NodeName+"-*.log")
+	if err != nil {
+		return nil, fmt.Errorf("make log: %w", err)
+	}
+	log.Close() // The process opens it by its name.
+
+	a := &Agent{LogFile: log.Name(), Started: time.Now(), address: "127.0.0.1:" + strconv.Itoa(ports[0]), scheme: "http", client: http.DefaultClient}
+	if spec.TLS != nil {
+		a.scheme, a.client = "https", &http.Client{Transport: &http.Transport{TLSClientConfig: spec.TLS}}
+	}
+	a.process, err = process.Start(process.Spec{
+		Path: spec.Binary, LogFile: a.LogFile, Env: spec.Env,
+		Args: append([]string{
+			"run", "--config", configFile, "--hostname-override", spec.NodeName,
+			"--kubeconfig", spec.Kubeconfig, "--web.listen-address", a.address,
+		}, spec.Args...),
+	})
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
+	defer cancel()
+	err = a.process.WaitReady(ctx, func(ctx context.Context) error {
+		// Until it says so, whoever has taken the port may be the one that answers.
+		if text, err := os.ReadFile(a.LogFile); err != nil || !bytes.Contains(text, []byte("nodeprobe is running")) {
+			return errors.Join(errors.New("it does not say that it is running"), err)
+		}
+		code, body, err := a.Get(ctx, "/livez")
+		if err == nil && code != http.StatusOK {
+			err = fmt.Errorf("/livez: %d: %s", code, body)
+		}
+		return err
+	})
+	if err != nil {
+		a.Stop()
+		return nil, err
+	}
+	return a, nil
+}
+
+// PID returns the process ID.
+func (a *Agent) PID() int { return a.process.PID() }
+
+// Exited is closed when the process has ended, for whatever reason.
+func (a *Agent) Exited() <-chan struct{} { return a.process.Exited() }
+
+// Stop asks the process to end and waits for that. Stopping twice is fine.
+func (a *Agent) Stop() { a.process.Stop(stopGrace) }
+
+// URL is where the agent's own HTTP server serves a path.
+func (a *Agent) URL(path string) string { return a.scheme + "://" + a.address + path }
+
+// Address is where the agent's own HTTP server listens.
+func (a *Agent) Address() string { return a.address }
+
+// Get asks the agent's own HTTP server for a path.
+func (a *Agent) Get(ctx context.Context, path string) (code int, body []byte, err error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, a.URL(path), nil)
+	if err != nil {
+		return 0, nil, err
+	}
+	resp, err := a.client.Do(req)
+	if err != nil {
+		return 0, nil, err
+	}
+	defer resp.Body.Close()
+	body, err = io.ReadAll(resp.Body)
+	return resp.StatusCode, body, err
+}
+
+// Metric returns the present value of a series, which is written as on
+// /metrics: `nodeprobe_condition_status{condition="DiskPressure"}`.
+func (a *Agent) Metric(ctx context.Context, series string) (float64, error) {
+	all, err := a.Metrics(ctx)
+	if err != nil {
+		return 0, err
+	}
+	value, ok := all[series]
+	if !ok {
+		return 0, fmt.Errorf("read metric: no series %s", series)
+	}
+	return value, nil
+}
+
+// Metrics returns the present value of every series, by how /metrics writes it.
+func (a *Agent) Metrics(ctx context.Context) (map[string]float64, error) {
+	code, body, err := a.Get(ctx, "/metrics")
+	if err == nil && code != http.StatusOK {
+		err = fmt.Errorf("/metrics: %d", code)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read metrics: %w", err)
+	}
+	return parseMetrics(body)
+}
+
+// ReadMetrics is Metrics of an agent that somebody else has started, by the address
+// that it listens at.
+func ReadMetrics(ctx context.Context, address string) (map[string]float64, error) {
+	return (&Agent{address: address, scheme: "http", client: http.DefaultClient}).Metrics(ctx)
+}
+
+// parseMetrics reads the text format as the agent writes it: without timestamps.
+func parseMetrics(text []byte) (map[string]float64, error) {
+	all := map[string]float64{}
+	for line := range strings.Lines(string(text)) {
+		line = strings.TrimSpace(line)
+		if line == "" || line[0] == '#' {
+			continue
+		}
+		// A label's value may contain spaces, the figure does not.
+		at := strings.LastIndexByte(line, ' ')
+		if at < 0 {
+			return nil, fmt.Errorf("read metrics: no value in %q", line)
+		}
+		value, err := strconv.ParseFloat(line[at+1:], 64)
+		if err != nil {
+			return nil, fmt.Errorf("read metrics: line %q: %w", line, err)
+		}
+		all[line[:at]] = value
+	}
+	return all, nil
+}

@@ -1,0 +1,29 @@
+package containerd
+
+import (
+	"testing"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/need"
+	"github.com/nodeprobe/nodeprobe/test/harness/process"
+)
+
+// StartForTest is Start, and stops containerd when the test ends. The test is skipped
+// where none can be run; if it has failed, the last lines of the log are shown.
+func StartForTest(t testing.TB, opts Options) *Containerd {
+	t.Helper()
+	need.Root(t)
+	need.Command(t, "containerd", "containerd")
+	c, err := Start(t.Context(), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Stop(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Logf("containerd's last lines:\n%s", process.LogTail(c.LogFile, 20))
+		}
+	})
+	return c
+}

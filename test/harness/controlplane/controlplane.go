@@ -1,0 +1,273 @@
+// Package controlplane runs a real Kubernetes control plane on the loopback
+// interface, from nothing to ready in seconds: etcd and kube-apiserver, and
+// kube-controller-manager and kube-scheduler for who asks for them.
+//
+// The programs are built from the modules pinned below modules/ and cached (see
+// package build). Nothing of it needs root or touches anything but its own
+// directory, and nothing of it outlives the process that started it.
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/process"
+)
+
+// readyTimeout bounds the start of one component. A busy two-core machine needs
+// a tenth of it at most.
+const readyTimeout = 3 * time.Minute
+
+// Options for Start. The zero value is useful.
+type Options struct {
+	// Dir holds data, certificates, kubeconfigs and logs. It is made if absent,
+	// must not hold another control plane's files, and is left in place by Stop.
+	// Empty means a temporary directory, which Stop removes.
+	Dir string
+	// Log receives a line about each long step. Nil means silence.
+	Log io.Writer
+	// AuditLog makes the API server record every request for AuditEvents.
+	AuditLog bool
+	// Controllers starts kube-controller-manager and kube-scheduler as well.
+	Controllers bool
+	// NodeGrace is how long a Node may be silent before the controller manager
+	// takes it for lost, in whole seconds; 0 is Kubernetes' own default.
+	NodeGrace time.Duration
+	// Admission is the API server's AdmissionConfiguration, as YAML. Empty is none.
+	Admission string
+}
+
+// ControlPlane is a running control plane. The caller must Stop it.
+// Its methods are safe for concurrent use.
+type ControlPlane struct {
+	opts      Options
+	dir       string
+	removeDir bool
+	binaries  map[string]string
+	ca        *authority
+	ports     struct{ etcdClient, etcdPeer, apiServer, controllerManager, scheduler int }
+
+	admin           *rest.Config
+	adminKubeconfig string
+	client          kubernetes.Interface
+
+	mu      sync.Mutex // guards running
+	running map[*component]*process.Process
+}
+
+// Start builds what the cache lacks (minutes, the first time) and starts a
+// control plane. It returns when the API server is ready, RBAC's default roles
+// exist and nodes can create Leases. ctx bounds the start, not the life.
+func Start(ctx context.Context, opts Options) (*ControlPlane, error) {
+	binaries, err := Build(ctx, opts.Log)
+	if err != nil {
+		return nil, err
+	}
+	for attempt := 1; ; attempt++ {
+		cp, err := start(ctx, opts, binaries)
+		if isPortClash(err) && attempt < 5 {
+			continue
+		}
+		return cp, err
+	}
+}
+
+// isPortClash recognizes a process that ended because somebody else took its
+// port between our finding it free and its binding it.
+func isPortClash(err error) bool {
+	exit, ok := errors.AsType[*process.ExitError](err)
+	return ok && strings.Contains(exit.Log, "address already in use")
+}
+
+func start(ctx context.Context, opts Options, binaries map[string]string) (_ *ControlPlane, err error) {
+	cp := &ControlPlane{opts: opts, dir: opts.Dir, binaries: binaries, running: map[*component]*process.Process{}}
+	if cp.dir == "" {
+		if cp.dir, err = os.MkdirTemp("", "nodeprobe-controlplane-"); err != nil {
+			return nil, fmt.Errorf("make directory: %w", err)
+		}
+		cp.removeDir = true
+	} else if err := os.MkdirAll(cp.dir, 0o700); err != nil {
+		return nil, fmt.Errorf("make directory: %w", err)
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, cp.Stop())
+		}
+	}()
+	if err := cp.prepare(); err != nil {
+		return nil, err
+	}
+	for _, c := range cp.components() {
+		if err := cp.run(ctx, c); err != nil {
+			return nil, err
+		}
+	}
+	return cp, nil
+}
+
+// components are what this control plane consists of, in the order in which they
+// start.
+func (cp *ControlPlane) components() []*component {
+	if cp.opts.Controllers {
+		return slices.Concat(components, controllers)
+	}
+	return components
+}
+
+// prepare makes everything that the components find when they start.
+func (cp *ControlPlane) prepare() error {
+	ports, err := process.FreePorts(5)
+	if err != nil {
+		return err
+	}
+	cp.ports.etcdClient, cp.ports.etcdPeer, cp.ports.apiServer = ports[0], ports[1], ports[2]
+	cp.ports.controllerManager, cp.ports.scheduler = ports[3], ports[4]
+
+	if cp.ca, err = newAuthority(); err != nil {
+		return err
+	}
+	serving, err := cp.ca.serving("kube-apiserver")
+	if err != nil {
+		return err
+	}
+	serviceAccountKey, err := newServiceAccountKey()
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(
+		serving.writeTo(cp.dir, "kube-apiserver"),
+		os.WriteFile(cp.file("ca.crt"), cp.ca.pem, 0o600),
+		os.WriteFile(cp.file("service-account.key"), serviceAccountKey, 0o600),
+		os.WriteFile(cp.file("audit-policy.yaml"), []byte(auditPolicy), 0o600),
+		os.WriteFile(cp.file("admission.yaml"), []byte(cp.opts.Admission), 0o600),
+	); err != nil {
+		return fmt.Errorf("write certificates: %w", err)
+	}
+
+	// system:masters is the group that RBAC lets do everything.
+	if cp.admin, err = cp.ConfigFor("admin", "system:masters"); err != nil {
+		return err
+	}
+	if cp.adminKubeconfig, err = cp.WriteKubeconfig("admin", cp.admin); err != nil {
+		return err
+	}
+	if cp.client, err = kubernetes.NewForConfig(cp.admin); err != nil {
+		return fmt.Errorf("make client: %w", err)
+	}
+	return nil
+}
+
+// run starts one component and waits until it is ready.
+func (cp *ControlPlane) run(ctx context.Context, c *component) error {
+	cp.mu.Lock()
+	defer cp.mu.Unlock()
+	if p := cp.running[c]; p != nil {
+		select {
+		case <-p.Exited(): // It crashed; nobody stopped it.
+		default:
+			return fmt.Errorf("start %s: it is running", c.target.Name)
+		}
+	}
+	begin := time.Now()
+	p, err := process.Start(process.Spec{
+		Path:    cp.binaries[c.target.Name],
+		Args:    c.args(cp),
+		LogFile: cp.logFile(c),
+	})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	if err := p.WaitReady(ctx, func(ctx context.Context) error { return c.ready(ctx, cp) }); err != nil {
+		p.Stop(0)
+		return err
+	}
+	cp.running[c] = p
+	if cp.opts.Log != nil {
+		fmt.Fprintf(cp.opts.Log, "%s ready after %s (pid %d)\n", c.target.Name, time.Since(begin).Round(10*time.Millisecond), p.PID())
+	}
+	return nil
+}
+
+// halt kills one component. There is nothing to save that etcd's log on disk
+// does not hold already, and a graceful end of the API server takes its time.
+func (cp *ControlPlane) halt(c *component) bool {
+	cp.mu.Lock()
+	defer cp.mu.Unlock()
+	p := cp.running[c]
+	if p == nil {
+		return false
+	}
+	p.Stop(0)
+	delete(cp.running, c)
+	return true
+}
+
+// StopAPIServer kills the API server, as a crash would; etcd keeps the data.
+// Connections are refused until StartAPIServer.
+func (cp *ControlPlane) StopAPIServer() error {
+	if !cp.halt(apiServer) {
+		return errors.New("stop kube-apiserver: it is not running")
+	}
+	return nil
+}
+
+// StartAPIServer starts the API server again, on the same port and with the
+// same certificates and data, and returns when it is ready.
+func (cp *ControlPlane) StartAPIServer(ctx context.Context) error { return cp.run(ctx, apiServer) }
+
+// Stop ends the processes and removes the directory, unless Options.Dir named
+// it. Stopping twice is fine.
+func (cp *ControlPlane) Stop() error {
+	cp.stopProcesses()
+	if !cp.removeDir {
+		return nil
+	}
+	return os.RemoveAll(cp.dir)
+}
+
+// stopProcesses is Stop without removing anything: after a failed test the logs
+// are wanted.
+func (cp *ControlPlane) stopProcesses() {
+	for _, c := range slices.Backward(cp.components()) {
+		cp.halt(c)
+	}
+}
+
+// Exited is closed when the named component ("etcd", "kube-apiserver") ends. It
+// is nil, and so blocks for ever, if that component is not running.
+func (cp *ControlPlane) Exited(name string) <-chan struct{} {
+	cp.mu.Lock()
+	defer cp.mu.Unlock()
+	for c, p := range cp.running {
+		if c.target.Name == name {
+			return p.Exited()
+		}
+	}
+	return nil
+}
+
+// AdminKubeconfig returns the path of a kubeconfig that may do everything.
+func (cp *ControlPlane) AdminKubeconfig() string { return cp.adminKubeconfig }
+
+// Config returns a copy of the administrator's client configuration.
+func (cp *ControlPlane) Config() *rest.Config { return rest.CopyConfig(cp.admin) }
+
+// Client returns the administrator's client.
+func (cp *ControlPlane) Client() kubernetes.Interface { return cp.client }
+
+// Dir returns the directory that holds data, certificates and logs.
+func (cp *ControlPlane) Dir() string { return cp.dir }
+
+func (cp *ControlPlane) logFile(c *component) string { return cp.file(c.target.Name + ".log") }

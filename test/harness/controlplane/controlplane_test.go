@@ -1,0 +1,262 @@
+package controlplane
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/process"
+	"github.com/nodeprobe/nodeprobe/test/harness/wait"
+)
+
+func TestMain(m *testing.M) { os.Exit(Main(m)) }
+
+// clientOf reads a kubeconfig in the way that the product does.
+func clientOf(t *testing.T, kubeconfig string) kubernetes.Interface {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+func newNode(name string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+}
+
+func newLease(name string) *coordinationv1.Lease {
+	return &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: corev1.NamespaceNodeLease},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &name},
+	}
+}
+
+func TestAdmin(t *testing.T) {
+	cp := StartForTest(t)
+	version, err := clientOf(t, cp.AdminKubeconfig()).Discovery().ServerVersion()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(version.GitVersion, "v1.") {
+		t.Errorf("API server says it is %+v", version)
+	}
+}
+
+// A node may write what is its own, and nothing of another's: the API server
+// enforces it (Node authorizer, NodeRestriction), and tests rely on that.
+func TestNodeIdentity(t *testing.T) {
+	cp := StartForTest(t)
+	own, other, absent := ObjectName(t), ObjectName(t), ObjectName(t)
+	kubeconfig, err := cp.NodeKubeconfig(own)
+	if err != nil {
+		t.Fatal(err)
+	}
+	node := clientOf(t, kubeconfig)
+	ctx, create := t.Context(), metav1.CreateOptions{}
+
+	if _, err := node.CoreV1().Nodes().Create(ctx, newNode(own), create); err != nil {
+		t.Errorf("create own Node: %v", err)
+	}
+	status := []byte(`{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`)
+	if _, err := node.CoreV1().Nodes().PatchStatus(ctx, own, status); err != nil {
+		t.Errorf("patch own status: %v", err)
+	}
+	leases := node.CoordinationV1().Leases(corev1.NamespaceNodeLease)
+	if _, err := leases.Create(ctx, newLease(own), create); err != nil {
+		t.Errorf("create own Lease: %v", err)
+	}
+
+	if _, err := cp.Client().CoreV1().Nodes().Create(ctx, newNode(other), create); err != nil {
+		t.Fatal(err)
+	}
+	for what, attempt := range map[string]func() error{
+		"create another's Node": func() error {
+			_, err := node.CoreV1().Nodes().Create(ctx, newNode(absent), create)
+			return err
+		},
+		"patch another's status": func() error {
+			_, err := node.CoreV1().Nodes().Patch(ctx, other, types.StrategicMergePatchType, status, metav1.PatchOptions{}, "status")
+			return err
+		},
+		"create another's Lease": func() error {
+			_, err := leases.Create(ctx, newLease(other), create)
+			return err
+		},
+	} {
+		if err := attempt(); !apierrors.IsForbidden(err) {
+			t.Errorf("%s: got %v, want Forbidden", what, err)
+		}
+	}
+}
+
+func TestKubeconfigOfUserWithoutRights(t *testing.T) {
+	cp := StartForTest(t)
+	kubeconfig, err := cp.Kubeconfig("nobody", "some-group")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = clientOf(t, kubeconfig).CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `"nobody"`) {
+		t.Errorf("list nodes: got %v, want Forbidden for nobody", err)
+	}
+}
+
+func TestOutageKeepsData(t *testing.T) {
+	cp := StartExclusive(t, Options{})
+	client, ctx := cp.Client(), t.Context()
+	if _, err := client.CoreV1().Nodes().Create(ctx, newNode("outage"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := cp.StartAPIServer(ctx); err == nil {
+		t.Error("StartAPIServer beside a running one: no error")
+	}
+	if err := cp.StopAPIServer(); err != nil {
+		t.Fatal(err)
+	}
+	if err := cp.StopAPIServer(); err == nil {
+		t.Error("StopAPIServer twice: no error")
+	}
+	if _, err := client.CoreV1().Nodes().Get(ctx, "outage", metav1.GetOptions{}); err == nil {
+		t.Error("API server answers while stopped")
+	}
+	if err := cp.StartAPIServer(ctx); err != nil {
+		t.Fatal(err)
+	}
+	// Through the old client: same port, same certificates.
+	if _, err := client.CoreV1().Nodes().Get(ctx, "outage", metav1.GetOptions{}); err != nil {
+		t.Errorf("after the outage: %v", err)
+	}
+}
+
+func TestStopLeavesNothing(t *testing.T) {
+	skipIfShort(t)
+	cp, err := Start(t.Context(), Options{AuditLog: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := cp.Client().CoreV1().Nodes().Create(t.Context(), newNode("audited"), metav1.CreateOptions{}); err != nil {
+		t.Error(err)
+	}
+	events, err := cp.AuditEvents()
+	if err != nil {
+		t.Error(err)
+	}
+	found := false
+	for _, e := range events {
+		found = found || e.Verb == "create" && e.ObjectRef.Name == "audited" && e.User.Username == "admin" &&
+			e.ResponseStatus.Code == 201 && strings.Contains(string(e.RequestObject), `"audited"`)
+	}
+	if !found {
+		t.Errorf("creation of the Node is not among the %d audit events", len(events))
+	}
+
+	var pids []int
+	for _, p := range cp.running {
+		pids = append(pids, p.PID())
+	}
+	for range 2 {
+		if err := cp.Stop(); err != nil {
+			t.Error(err)
+		}
+	}
+	if _, err := os.Stat(cp.Dir()); !os.IsNotExist(err) {
+		t.Errorf("directory after Stop: %v", err)
+	}
+	for _, pid := range pids {
+		if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err == nil {
+			t.Errorf("process %d survived Stop", pid)
+		}
+	}
+}
+
+func TestEarlyExitShowsLog(t *testing.T) {
+	skipIfShort(t)
+	dir := t.TempDir()
+	// A file where etcd wants its directory.
+	if err := os.WriteFile(dir+"/etcd", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	_, err := Start(t.Context(), Options{Dir: dir})
+	if err == nil || !strings.Contains(err.Error(), "etcd ended early") || !strings.Contains(err.Error(), "data") {
+		t.Errorf("got %v, want etcd's last lines", err)
+	}
+	if took := time.Since(begin); took > readyTimeout/2 {
+		t.Errorf("noticed after %s only", took)
+	}
+}
+
+func TestPortClashIsRecognized(t *testing.T) {
+	skipIfShort(t)
+	binaries, err := Build(t.Context(), os.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	taken := listener.Addr().(*net.TCPAddr).Port
+	cp := &ControlPlane{dir: t.TempDir(), binaries: binaries, running: map[*component]*process.Process{}}
+	defer cp.stopProcesses()
+	if err := cp.prepare(); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		component *component
+		port      *int
+	}{{etcd, &cp.ports.etcdClient}, {apiServer, &cp.ports.apiServer}} {
+		free := *test.port
+		*test.port = taken
+		if err := cp.run(t.Context(), test.component); !isPortClash(err) {
+			t.Errorf("%s: got %v, want an address already in use", test.component.target.Name, err)
+		}
+		// The next component needs this one.
+		*test.port = free
+		if err := cp.run(t.Context(), test.component); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestStartCanceled(t *testing.T) {
+	skipIfShort(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Start(ctx, Options{}); err == nil {
+		t.Error("Start with a canceled context: no error")
+	}
+}
+
+func TestControllers(t *testing.T) {
+	cp := StartExclusive(t, Options{Controllers: true})
+	client, ctx := cp.Client(), t.Context()
+	if _, err := client.CoreV1().Nodes().Create(ctx, newNode("silent"), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	wait.Until(t, readyTimeout, "a controller gives the node a podCIDR", func() error {
+		node, err := client.CoreV1().Nodes().Get(ctx, "silent", metav1.GetOptions{})
+		if err == nil && node.Spec.PodCIDR == "" {
+			err = fmt.Errorf("it has %+v", node.Spec)
+		}
+		return err
+	})
+}

@@ -1,0 +1,174 @@
+// Package kubelet runs a real kubelet against a control plane of package
+// controlplane, to compare nodeprobe with. It is built from the same module as
+// the API server.
+package kubelet
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/build"
+	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/process"
+)
+
+const (
+	readyTimeout = 3 * time.Minute
+	stopGrace    = 5 * time.Second
+)
+
+// Build builds the kubelet if the cache lacks it, and returns the file. What it
+// does goes to log, which may be nil.
+func Build(ctx context.Context, log io.Writer) (string, error) {
+	return build.Cached(ctx, build.Target{
+		Name:       "kubelet",
+		Dir:        "harness/controlplane/modules/kubernetes",
+		Package:    "k8s.io/kubernetes/cmd/kubelet",
+		Module:     "k8s.io/kubernetes",
+		VersionVar: "k8s.io/component-base/version.gitVersion",
+	}, log)
+}
+
+// Config is a KubeletConfiguration, by field. Values are what the YAML has:
+// "1s", 4, []string.
+type Config map[string]any
+
+// Options for Start.
+type Options struct {
+	// NodeName is who it is.
+	NodeName string
+	// RuntimeEndpoint is the CRI's URL.
+	RuntimeEndpoint string
+	// Dir receives configuration, certificates and the log.
+	Dir string
+	// RootDir is where it keeps its own data; the filesystem is nodefs. Empty
+	// means a directory in Dir.
+	RootDir string
+	// Thresholds is evictionHard: there are no others.
+	Thresholds map[string]string
+	// Config is what else to set: reservations, periods, anything.
+	Config Config
+	// Args come after the arguments of every kubelet.
+	Args []string
+	// Log receives a line about each long step. Nil means silence.
+	Log io.Writer
+}
+
+// Kubelet is a running kubelet. The caller must Stop it.
+type Kubelet struct {
+	// LogFile is what it writes.
+	LogFile string
+
+	process *process.Process
+	restore func() error
+}
+
+// Start runs a kubelet and returns when it says that it is healthy, which is
+// about when it registers the Node. It needs root. ctx bounds the start, not the
+// life.
+func Start(ctx context.Context, cp *controlplane.ControlPlane, opts Options) (*Kubelet, error) {
+	path, err := Build(ctx, opts.Log)
+	if err != nil {
+		return nil, err
+	}
+	for attempt := 1; ; attempt++ {
+		k, err := start(ctx, cp, opts, path)
+		// Somebody else may take a port between our finding it free and its
+		// binding it.
+		exit, ok := errors.AsType[*process.ExitError](err)
+		if ok && strings.Contains(exit.Log, "address already in use") && attempt < 5 {
+			continue
+		}
+		return k, err
+	}
+}
+
+func start(ctx context.Context, cp *controlplane.ControlPlane, opts Options, path string) (*Kubelet, error) {
+	kubeconfig, err := cp.NodeKubeconfig(opts.NodeName)
+	if err != nil {
+		return nil, err
+	}
+	ports, err := process.FreePorts(2)
+	if err != nil {
+		return nil, err
+	}
+	if opts.RootDir == "" {
+		opts.RootDir = filepath.Join(opts.Dir, "root")
+	}
+	// JSON is YAML too.
+	config, err := json.MarshalIndent(opts.config(ports[0], ports[1]), "", "  ")
+	if err != nil {
+		return nil, fmt.Errorf("encode configuration: %w", err)
+	}
+	configFile := filepath.Join(opts.Dir, "kubelet.yaml")
+	if err := errors.Join(os.MkdirAll(opts.RootDir, 0o755), os.WriteFile(configFile, config, 0o600)); err != nil {
+		return nil, fmt.Errorf("configure kubelet: %w", err)
+	}
+	k := &Kubelet{LogFile: filepath.Join(opts.Dir, "kubelet.log")}
+	if k.restore, err = keepMachine(ctx, opts.RootDir, opts.Log); err != nil {
+		return nil, err
+	}
+	k.process, err = process.Start(process.Spec{
+		Path: path, LogFile: k.LogFile,
+		Args: append([]string{
+			"--config=" + configFile,
+			"--kubeconfig=" + kubeconfig,
+			"--hostname-override=" + opts.NodeName,
+			"--root-dir=" + opts.RootDir,
+			"--cert-dir=" + filepath.Join(opts.Dir, "pki"),
+			"--v=2",
+		}, opts.Args...),
+	})
+	if err != nil {
+		return nil, errors.Join(err, k.restore())
+	}
+	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	defer cancel()
+	health := "http://127.0.0.1:" + strconv.Itoa(ports[1]) + "/healthz"
+	if err := k.process.WaitReady(ctx, func(ctx context.Context) error { return process.GetOK(ctx, health) }); err != nil {
+		return nil, errors.Join(err, k.Stop())
+	}
+	return k, nil
+}
+
+// config is the configuration of a kubelet that leaves the machine alone, with
+// what the caller wants besides.
+func (o *Options) config(port, healthzPort int) Config {
+	c := Config{
+		"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration",
+		"containerRuntimeEndpoint": o.RuntimeEndpoint,
+		"address":                  "127.0.0.1", "port": port,
+		"healthzBindAddress": "127.0.0.1", "healthzPort": healthzPort,
+		"evictionHard": o.Thresholds,
+		// Any machine will do: with cgroup v1, or with a memory controller that is
+		// somebody else's, with swap, without systemd.
+		"failCgroupV1": false, "failSwapOn": false,
+		"cgroupDriver": "cgroupfs", "cgroupsPerQOS": false, "enforceNodeAllocatable": []string{},
+		"oomScoreAdj": 0,
+		// Nothing outside of our directories, if it can be helped.
+		"makeIPTablesUtilChains": false,
+		"podLogsDir":             filepath.Join(o.Dir, "pods"),
+		"volumePluginDir":        filepath.Join(o.Dir, "volume-plugins"),
+	}
+	maps.Copy(c, o.Config)
+	return c
+}
+
+// Exited is closed when the process has ended, for whatever reason.
+func (k *Kubelet) Exited() <-chan struct{} { return k.process.Exited() }
+
+// Stop ends the kubelet, and puts back what it has changed on the machine.
+// Stopping twice is fine.
+func (k *Kubelet) Stop() error {
+	k.process.Stop(stopGrace)
+	return k.restore()
+}

@@ -1,0 +1,160 @@
+package kubelet
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/containerd"
+	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/need"
+	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
+)
+
+func TestMain(m *testing.M) { os.Exit(controlplane.Main(m)) }
+
+// A kubelet registers its Node, with what it was configured to say, and leaves
+// nothing behind.
+func TestKubelet(t *testing.T) {
+	need.Root(t)
+	cp := controlplane.StartForTest(t)
+	before := machine(t)
+	runtime := containerd.StartForTest(t, containerd.Options{Dir: t.TempDir()})
+	name := controlplane.ObjectName(t)
+	history := nodewatch.FollowForTest(t, cp.Client(), name)
+	k := StartForTest(t, cp, Options{
+		NodeName: name, RuntimeEndpoint: runtime.Endpoint, Dir: t.TempDir(),
+		Thresholds: map[string]string{"memory.available": "1Mi"},
+		Config:     Config{"maxPods": 7, "systemReserved": map[string]string{"cpu": "500m"}},
+	})
+	seen, err := history.Wait(t.Context(), time.Time{}, nodewatch.Has(corev1.NodeReady, corev1.ConditionTrue))
+	if err != nil {
+		t.Fatal(err)
+	}
+	status := seen.Node.Status
+	if got := status.Allocatable.Pods().Value(); got != 7 {
+		t.Errorf("%d pods, want 7", got)
+	}
+	if got := status.Capacity.Cpu().MilliValue() - status.Allocatable.Cpu().MilliValue(); got != 500 {
+		t.Errorf("%dm CPU reserved, want 500", got)
+	}
+	for range 2 {
+		if err := k.Stop(); err != nil {
+			t.Error(err)
+		}
+	}
+	if after := machine(t); after != before {
+		t.Errorf("the machine was left different: %q, was %q", after, before)
+	}
+}
+
+// machine is the state that a kubelet changes.
+func machine(t *testing.T) (state string) {
+	t.Helper()
+	for _, name := range tunables {
+		value, err := os.ReadFile(filepath.Join("/proc/sys", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		state += name + "=" + string(value)
+	}
+	for _, dir := range []string{devicePlugins, filepath.Dir(devicePlugins), "/var/log/pods", "/usr/libexec/kubernetes"} {
+		if _, err := os.Stat(dir); err == nil {
+			state += " " + dir
+		}
+	}
+	return state
+}
+
+func TestKeep(t *testing.T) {
+	sysctls := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(sysctls, "vm"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	setting := filepath.Join(sysctls, "vm/overcommit_memory")
+	write := func(file, text string) {
+		t.Helper()
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, test := range []struct {
+		name, exists string   // below the temporary directory
+		others       string   // what somebody else makes meanwhile
+		left         []string // in the end
+	}{
+		{"nothing there", "", "", nil},
+		{"directory there", "kubelet/plugins", "", []string{"kubelet", "kubelet/plugins"}},
+		{"somebody else's", "kubelet", "kubelet/other", []string{"kubelet", "kubelet/other"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			top := t.TempDir()
+			if err := os.MkdirAll(filepath.Join(top, test.exists), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			write(setting, "0\n")
+			restore, err := keep(sysctls, filepath.Join(top, "kubelet/plugins"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			write(setting, "1\n")
+			if err := os.MkdirAll(filepath.Join(top, "kubelet/plugins"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.MkdirAll(filepath.Join(top, test.others), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			for range 2 {
+				if err := restore(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if value, err := os.ReadFile(setting); err != nil || string(value) != "0\n" {
+				t.Errorf("setting is %q, %v", value, err)
+			}
+			for _, path := range []string{"kubelet", "kubelet/plugins", "kubelet/other"} {
+				_, err := os.Stat(filepath.Join(top, path))
+				want := false
+				for _, left := range test.left {
+					want = want || left == path
+				}
+				if got := err == nil; got != want {
+					t.Errorf("%s exists: %v, want %v", path, got, want)
+				}
+			}
+		})
+	}
+}
+
+// What the caller has mounted at the root directory stays.
+func TestUnmount(t *testing.T) {
+	need.Root(t)
+	dir := t.TempDir()
+	bind := func() {
+		t.Helper()
+		if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantMounts := func(want int) {
+		t.Helper()
+		if got, err := mounts(dir); got != want || err != nil {
+			t.Errorf("%d mounts, %v, want %d", got, err, want)
+		}
+	}
+	wantMounts(0)
+	bind()
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	bind()
+	wantMounts(2)
+	for range 2 {
+		if err := unmount(dir, 1); err != nil {
+			t.Error(err)
+		}
+		wantMounts(1)
+	}
+}

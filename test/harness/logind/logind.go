@@ -1,0 +1,146 @@
+// Package logind plays systemd-logind on a D-Bus of its own: a real dbus-daemon,
+// and the two things of logind that matter to somebody who delays a shutdown.
+package logind
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	"github.com/godbus/dbus/v5"
+	"golang.org/x/sys/unix"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/process"
+)
+
+const (
+	name      = "org.freedesktop.login1"
+	path      = dbus.ObjectPath("/org/freedesktop/login1")
+	iface     = name + ".Manager"
+	busConfig = `<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
+ "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
+<busconfig>
+  <type>system</type>
+  <listen>unix:path=%s</listen>
+  <auth>EXTERNAL</auth>
+  <policy context="default">
+    <allow user="*"/><allow own="*"/>
+    <allow send_type="method_call"/><allow send_type="signal"/><allow send_type="method_return"/><allow send_type="error"/>
+    <allow receive_type="method_call"/><allow receive_type="signal"/><allow receive_type="method_return"/><allow receive_type="error"/>
+  </policy>
+</busconfig>
+`
+)
+
+// Logind is on a bus. The caller must Stop it.
+type Logind struct {
+	// Address is that of the bus.
+	Address string
+
+	daemon *process.Process
+	bus    *dbus.Conn
+	locks  chan *Lock
+}
+
+// Lock is an inhibitor that somebody has taken.
+type Lock struct {
+	What, Who, Why, Mode string
+
+	held *os.File // the end of a pipe whose other end the holder has
+}
+
+// Start starts a bus in dir, and logind on it. It needs dbus-daemon.
+func Start(ctx context.Context, dir string) (*Logind, error) {
+	socket, config := filepath.Join(dir, "bus"), filepath.Join(dir, "bus.conf")
+	if err := os.WriteFile(config, fmt.Appendf(nil, busConfig, socket), 0o600); err != nil {
+		return nil, err
+	}
+	program, err := exec.LookPath("dbus-daemon")
+	if err != nil {
+		return nil, err
+	}
+	daemon, err := process.Start(process.Spec{
+		Path: program, LogFile: filepath.Join(dir, "bus.log"),
+		Args: []string{"--config-file=" + config, "--nofork", "--nopidfile"},
+	})
+	if err != nil {
+		return nil, err
+	}
+	l := &Logind{Address: "unix:path=" + socket, daemon: daemon, locks: make(chan *Lock, 16)}
+	err = daemon.WaitReady(ctx, func(context.Context) (err error) {
+		l.bus, err = dbus.Connect(l.Address)
+		return err
+	})
+	if err == nil {
+		err = l.serve()
+	}
+	if err != nil {
+		l.Stop()
+		return nil, err
+	}
+	return l, nil
+}
+
+func (l *Logind) serve() error {
+	if err := l.bus.Export(manager{l}, path, iface); err != nil {
+		return err
+	}
+	reply, err := l.bus.RequestName(name, dbus.NameFlagDoNotQueue)
+	if err == nil && reply != dbus.RequestNameReplyPrimaryOwner {
+		err = errors.New("play logind: the name is taken")
+	}
+	return err
+}
+
+// manager has the methods that are called over the bus.
+type manager struct{ l *Logind }
+
+// Inhibit hands out a lock, which is given back by closing it.
+func (m manager) Inhibit(what, who, why, mode string) (dbus.UnixFD, *dbus.Error) {
+	var pipe [2]int
+	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		return 0, dbus.MakeFailedError(err)
+	}
+	m.l.locks <- &Lock{What: what, Who: who, Why: why, Mode: mode, held: os.NewFile(uintptr(pipe[0]), "lock")}
+	// The library sends a copy of the descriptor after this has returned.
+	time.AfterFunc(50*time.Millisecond, func() { unix.Close(pipe[1]) })
+	return dbus.UnixFD(pipe[1]), nil
+}
+
+// NextLock waits for somebody to take a lock.
+func (l *Logind) NextLock(ctx context.Context) (*Lock, error) {
+	select {
+	case lock := <-l.locks:
+		return lock, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for an inhibitor: %w", context.Cause(ctx))
+	}
+}
+
+// WaitReleased waits until the holder has given the lock back.
+func (k *Lock) WaitReleased(ctx context.Context) error {
+	defer k.held.Close()
+	defer context.AfterFunc(ctx, func() { _ = k.held.SetReadDeadline(time.Now()) })()
+	var b [1]byte
+	if _, err := k.held.Read(b[:]); errors.Is(err, os.ErrDeadlineExceeded) {
+		return fmt.Errorf("wait for the inhibitor's release: %w", context.Cause(ctx))
+	}
+	return nil
+}
+
+// PrepareForShutdown announces a shutdown, or that it was cancelled.
+func (l *Logind) PrepareForShutdown(begins bool) error {
+	return l.bus.Emit(path, iface+".PrepareForShutdown", begins)
+}
+
+// Stop ends the bus, and with it every connection.
+func (l *Logind) Stop() {
+	if l.bus != nil {
+		l.bus.Close()
+	}
+	l.daemon.Stop(5 * time.Second)
+}

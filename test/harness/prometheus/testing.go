@@ -1,0 +1,30 @@
+package prometheus
+
+import (
+	"testing"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/need"
+	"github.com/nodeprobe/nodeprobe/test/harness/process"
+)
+
+// StartForTest is Start with a configuration as in WriteConfig, and stops Prometheus
+// when the test ends. If the test has failed, the last lines of the log are shown.
+func StartForTest(t testing.TB, dir string, config any) *Server {
+	t.Helper()
+	need.Command(t, "prometheus", "prometheus")
+	file, err := WriteConfig(dir, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := Start(t.Context(), dir, file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		s.Stop()
+		if t.Failed() {
+			t.Logf("Prometheus' last lines:\n%s", process.LogTail(s.LogFile, 20))
+		}
+	})
+	return s
+}

@@ -1,0 +1,167 @@
+package cluster
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+)
+
+// oomKill has a pod take more memory than it may, and wants nodeprobe to say which
+// pod it was.
+func (s *stage) oomKill(t *testing.T) {
+	t.Helper()
+	pods := s.client.CoreV1().Pods(metav1.NamespaceDefault)
+	no := false
+	limit := corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("48Mi")}
+	var pod *corev1.Pod
+	s.eventually(t, "there is a pod", func() (err error) { // its ServiceAccount may have to come first
+		pod, err = pods.Create(t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{GenerateName: "hungry-"},
+			Spec: corev1.PodSpec{
+				HostNetwork: true, RestartPolicy: corev1.RestartPolicyNever, AutomountServiceAccountToken: &no,
+				Containers: []corev1.Container{{Name: "eater", Image: pauseImage, Args: []string{"512"}, Resources: corev1.ResourceRequirements{Limits: limit}}},
+			},
+		}, metav1.CreateOptions{})
+		return err
+	})
+	container := ""
+	s.eventually(t, "its process is killed", func() error {
+		now, err := pods.Get(t.Context(), pod.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		for _, c := range now.Status.ContainerStatuses {
+			if c.State.Terminated != nil && c.State.Terminated.Reason == "OOMKilled" {
+				container = strings.TrimPrefix(c.ContainerID, "containerd://")
+				return nil
+			}
+		}
+		return fmt.Errorf("it is %+v", now.Status)
+	})
+	want := fmt.Sprintf(", pod: default/%s (%s), container: eater (%s)", pod.Name, pod.UID, container)
+	s.eventually(t, "an Event says"+want, func() error {
+		list, err := s.client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + nodeName})
+		if err != nil {
+			return err
+		}
+		var others []string
+		for _, e := range list.Items {
+			if e.Reason == "OOMKilling" && strings.HasSuffix(e.Message, want) {
+				t.Log(e.Message)
+				return nil
+			}
+			others = append(others, e.Reason+" "+e.Message)
+		}
+		return errors.New("there are only " + strings.Join(others, "; "))
+	})
+	if err := pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// wantHealthy wants the pod never to have been restarted or evicted, and to see as
+// much as a process of the host's.
+func (s *stage) wantHealthy(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	now, err := s.client.CoreV1().Pods(namespace).Get(t.Context(), pod.Name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if now.UID != pod.UID || now.Status.Phase != corev1.PodRunning || now.Status.ContainerStatuses[0].RestartCount > 0 {
+		t.Errorf("the pod has not lasted: %+v", now.Status)
+	}
+	metrics, err := agent.ReadMetrics(t.Context(), s.metricsAddress())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for series, value := range metrics {
+		switch {
+		case strings.HasPrefix(series, "nodeprobe_tier_info"):
+			t.Log(series)
+			if !strings.Contains(series, `tier="bpf"`) {
+				t.Errorf("not all of the kernel's help is used: %s", series)
+			}
+		case strings.HasPrefix(series, "nodeprobe_bpf_hook"):
+			t.Log(series, value)
+		}
+	}
+}
+
+// bpfPrograms returns the IDs of the BPF programs that the pod has loaded.
+func (s *stage) bpfPrograms(t *testing.T, pod *corev1.Pod) (ids []uint32) {
+	t.Helper()
+	pids, err := processesOf(s.dir, string(pod.UID))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, pid := range pids {
+		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range files {
+			file, err := os.Open(name)
+			if err != nil {
+				continue // closed meanwhile
+			}
+			for lines := bufio.NewScanner(file); lines.Scan(); {
+				var id uint32
+				if _, err := fmt.Sscanf(lines.Text(), "prog_id: %d", &id); err == nil {
+					ids = append(ids, id)
+				}
+			}
+			file.Close()
+		}
+	}
+	slices.Sort(ids)
+	ids = slices.Compact(ids) // one for its link and one for itself
+	t.Logf("processes %v hold BPF programs %v", pids, ids)
+	if len(ids) == 0 {
+		t.Error("the pod has no BPF program")
+	}
+	return ids
+}
+
+// processesOf returns the processes in a pod's cgroup.
+func processesOf(dir, uid string) (pids []int, err error) {
+	left, err := leftovers(dir)
+	for pid, where := range left {
+		if strings.Contains(where, uid) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, err
+}
+
+// wantUnloaded wants the kernel to have none of the programs any more.
+func (s *stage) wantUnloaded(t *testing.T, programs []uint32) {
+	t.Helper()
+	const bpfProgGetFDByID = 13
+	for _, id := range programs {
+		s.eventually(t, "BPF program "+strconv.Itoa(int(id))+" is unloaded", func() error {
+			attr := [4]uint32{id}
+			fd, _, errno := unix.Syscall(unix.SYS_BPF, bpfProgGetFDByID, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+			if errno == unix.ENOENT {
+				return nil
+			}
+			if errno != 0 {
+				return errno
+			}
+			return errors.Join(errors.New("it is still there"), unix.Close(int(fd)))
+		})
+	}
+}

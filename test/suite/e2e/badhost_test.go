@@ -1,0 +1,261 @@
+package e2e
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/need"
+	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
+)
+
+// The conditions that take more than the filesystem's fill level.
+const (
+	ourMemory           = "nodeprobe.dev/MemoryPressure"
+	ourPIDs             = "nodeprobe.dev/PIDPressure"
+	ourMemoryContention = "nodeprobe.dev/MemoryContention"
+	ourIOContention     = "nodeprobe.dev/IOContention"
+)
+
+// A pod that lacks something of its node: preflight and the log name it and say
+// what to change, the conditions that it costs are Unknown and say why, and the
+// others are as ever.
+func TestBadHost(t *testing.T) {
+	t.Parallel()
+	need.Root(t)
+	need.Command(t, "unshare", "util-linux")
+	need.Command(t, "setpriv", "util-linux")
+	cp := controlplane.StartForTest(t)
+	const (
+		wrongPath = "path does not lead to the node"
+		noSource  = "source cannot be read"
+		noHook    = "kernel signal is missing"
+		noWake    = "no notifications from source"
+	)
+	procfs := []corev1.NodeConditionType{ourMemory, ourPIDs, ourMemoryContention, ourIOContention, ourReadonly}
+	for _, test := range []struct {
+		name string
+		// mounts is a shell script in a mount namespace of its own; EMPTY is an empty
+		// directory, and THREADED a file that answers reads as a kernel with psi=0
+		// does. It may set run to what is to run nodeprobe.
+		mounts  string
+		args    []string
+		bpf     string // "off" if empty
+		finding string // a line of preflight that is not ok: outcome, subject, remedy
+		ok      string // a line that is: subject and detail
+		msg     string // of a line of the log
+		says    string // in that line
+		unknown []corev1.NodeConditionType
+		why     string // in the messages of these, and why it is not ready
+		ready   bool   // all the same: it is the machine that lacks it
+	}{
+		{
+			name: "no procfs", args: []string{"--path.procfs=/nowhere"}, finding: "fails --path.procfs mount the node's /proc there",
+			msg: wrongPath, says: `"flag":"--path.procfs","err":"open /nowhere: no such file or directory"`,
+			unknown: procfs, why: "open /nowhere",
+		},
+		{
+			name: "empty procfs", args: []string{"--path.procfs=EMPTY"}, finding: "fails --path.procfs mount the node's /proc there",
+			msg: wrongPath, says: ` is empty`, unknown: procfs, why: "no such file or directory",
+		},
+		{
+			name: "no sysfs", args: []string{"--path.sysfs=/nowhere"}, finding: "fails --path.sysfs mount the node's /sys there",
+			msg: wrongPath, says: `"flag":"--path.sysfs"`, unknown: []corev1.NodeConditionType{ourMemory}, why: "find memory controller below /nowhere/fs/cgroup",
+		},
+		{
+			name: "empty sysfs", args: []string{"--path.sysfs=EMPTY"}, finding: "fails memory cgroup see --path.sysfs",
+			msg: wrongPath, says: `"flag":"--path.sysfs"`, unknown: []corev1.NodeConditionType{ourMemory}, why: "find memory controller below ",
+		},
+		{
+			name: "no rootfs", args: []string{"--path.rootfs=/nowhere"}, finding: "fails --path.rootfs mount the node's / there",
+			msg: wrongPath, says: `"flag":"--path.rootfs"`, unknown: []corev1.NodeConditionType{ourDisk, ourReadonly}, why: "open /nowhere: no such file or directory",
+		},
+		{
+			name: "empty rootfs", args: []string{"--path.rootfs=EMPTY"}, finding: "fails --path.rootfs mount the node's / there",
+			msg: wrongPath, says: ` is empty`, unknown: []corev1.NodeConditionType{ourDisk, ourReadonly}, why: "it is empty, and so not the root of the node",
+		},
+		{
+			name: "read-only cgroups", mounts: readOnlyBelow("/sys/fs/cgroup"), ok: "memory cgroup v",
+			msg: "nodeprobe is running",
+		},
+		{
+			name: "read-only sysfs", mounts: readOnlyBelow("/sys"), bpf: "auto", ok: "hook tp_btf/task_newtask signal tasks",
+			msg: "kernel programs attached",
+		},
+		{
+			name: "no cgroups", mounts: "mount --bind EMPTY /sys/fs/cgroup", finding: "fails memory cgroup mount the host's /sys/fs/cgroup",
+			msg: noSource, says: "find memory controller below /sys/fs/cgroup", unknown: []corev1.NodeConditionType{ourMemory}, why: "find memory controller below /sys/fs/cgroup",
+		},
+		{
+			name: "no tracefs", mounts: "mount --bind EMPTY /sys/kernel/tracing; mount --bind EMPTY /sys/kernel/debug", bpf: "auto",
+			ok: "hook tp_btf/mark_victim signal oom", msg: "kernel programs attached",
+		},
+		{
+			name: "no BTF", mounts: "mount --bind EMPTY /sys/kernel/btf", bpf: "auto", finding: "missing kernel types (BTF) use a kernel built with CONFIG_DEBUG_INFO_BTF",
+			msg: noHook, says: "use a kernel built with CONFIG_DEBUG_INFO_BTF",
+		},
+		{
+			name: "BPF forbidden", mounts: "run='setpriv --bounding-set -bpf,-perfmon,-sys_admin'", bpf: "auto", finding: "missing CAP_BPF add CAP_BPF, or run as root or privileged",
+			msg: noHook, says: "lacks CAP_BPF and CAP_PERFMON",
+		},
+		{
+			name: "hidepid", mounts: "mount -t proc -o hidepid=2,gid=65534 proc /proc; run='setpriv --bounding-set -sys_ptrace'", ok: "wake-up mounts /proc/self/mountinfo",
+			msg: "nodeprobe is running",
+		},
+		{
+			name: "PSI turned off", mounts: "for r in cpu memory io; do mount --bind THREADED /proc/pressure/$r; done", finding: "missing pressure_memory boot with psi=1",
+			msg: "no pressure stall information", says: `"level":"INFO"`, ready: true, unknown: []corev1.NodeConditionType{ourMemoryContention, ourIOContention}, why: "boot with psi=1",
+		},
+		{
+			name: "PSI hidden", mounts: "mount --bind EMPTY /proc/pressure", finding: "missing pressure_memory boot with psi=1",
+			msg: noSource, says: "open /proc/pressure/memory", unknown: []corev1.NodeConditionType{ourMemoryContention, ourIOContention}, why: "open /proc/pressure/",
+		},
+		{
+			name: "read-only procfs", mounts: "mount --bind /proc /proc; mount -o remount,bind,ro /proc", finding: "missing wake-up pressure_memory_some mount /proc read-write",
+			msg: noWake, says: "mount /proc read-write",
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			n, _ := newBeside(t, cp, permission{})
+			n.register()
+			n.addForeign()
+			n.spec.Config = n.spec.Config.With(agent.Config{
+				"evictionHard": agent.Hard(map[string]string{"memory.available": "1Mi", "nodefs.available": "1Mi", "pid.available": "1%"}),
+			})
+			if test.bpf != "" {
+				n.spec.Config["bpf"] = test.bpf
+			}
+			empty := t.TempDir()
+			mounts := strings.ReplaceAll(test.mounts, "EMPTY", empty)
+			if strings.Contains(mounts, "THREADED") {
+				mounts = strings.ReplaceAll(mounts, "THREADED", threadedCgroup(t)+"/cgroup.procs")
+			}
+			n.spec.Binary = inMounts(t, n.spec.Binary, mounts)
+			for _, arg := range test.args {
+				n.spec.Args = append(n.spec.Args, strings.ReplaceAll(arg, "EMPTY", empty))
+			}
+			a := n.start()
+			n.checkPreflight(test.finding, test.ok)
+
+			eventually(t, "the log says "+test.msg+": "+test.says, func() error {
+				for _, r := range logged(t, a, test.msg) {
+					if strings.Contains(r.Line, test.says) {
+						return nil
+					}
+				}
+				return errNotYet
+			})
+			if test.ready || test.unknown == nil {
+				n.waitReady(a)
+			} else {
+				wantReadyz(t, a, "could not be judged yet: ")
+				wantReadyz(t, a, test.why)
+			}
+			n.waitOurs(test.unknown...)
+			for _, kind := range test.unknown {
+				n.waitCondition(kind, corev1.ConditionUnknown)
+				if c := nodewatch.Condition(n.mustGet(), kind); c.Reason != "SignalUnavailable" || !strings.Contains(c.Message, test.why) {
+					t.Errorf("%s: %s: %s", kind, c.Reason, c.Message)
+				}
+			}
+			said := map[string]bool{}
+			for _, r := range allLogged(t, a) {
+				_, text, _ := strings.Cut(r.Line, ",") // behind the time
+				if r.Bad() && said[text] {
+					t.Errorf("logged more than once: %s", r.Line)
+				}
+				said[text] = true
+			}
+			n.wantForeign()
+		})
+	}
+}
+
+// threadedCgroup makes a cgroup whose cgroup.procs can be opened, but not read: the
+// kernel answers EOPNOTSUPP.
+func threadedCgroup(t *testing.T) string {
+	t.Helper()
+	parent := "/sys/fs/cgroup/unified"
+	if _, err := os.Stat(parent); err != nil {
+		parent = "/sys/fs/cgroup"
+	}
+	dir := filepath.Join(parent, fmt.Sprint("nodeprobe-test-", os.Getpid()))
+	err := os.Mkdir(dir, 0o755)
+	if err == nil {
+		t.Cleanup(func() { os.Remove(dir) })
+		err = os.WriteFile(filepath.Join(dir, "cgroup.type"), []byte("threaded"), 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// readOnlyBelow is a script that makes all mounts below a directory read-only.
+func readOnlyBelow(dir string) string {
+	return fmt.Sprintf(`for m in $(awk '$5 == "%[1]s" || index($5, "%[1]s/") == 1 {print $5}' /proc/self/mountinfo); do mount -o remount,bind,ro $m; done`, dir)
+}
+
+// inMounts writes a program that runs another one, in the same process, where a
+// script has mounted what it likes.
+func inMounts(t *testing.T, program, script string) string {
+	t.Helper()
+	dir := t.TempDir()
+	// A child that is forked meanwhile has the files open for writing until it runs its
+	// own program, and what is open for writing cannot be run.
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	setup := filepath.Join(dir, "setup")
+	wrapper := filepath.Join(dir, "nodeprobe")
+	for file, text := range map[string]string{
+		setup:   "set -e\nrun=\n" + script + "\nexec $run " + program + ` "$@"` + "\n",
+		wrapper: "#!/bin/sh\nexec unshare --mount --propagation private sh " + setup + ` "$@"` + "\n",
+	} {
+		if err := os.WriteFile(file, []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return wrapper
+}
+
+// checkPreflight looks for a line that is not ok, and for one that is, among those
+// that nodeprobe preflight prints for the configuration of the agent that was
+// started. Either may be "".
+func (n *node) checkPreflight(finding, ok string) {
+	n.t.Helper()
+	args := append([]string{"preflight", "-o", "json", "--config", filepath.Join(n.spec.Dir, n.spec.NodeName+".yaml")}, n.spec.Args...)
+	out, err := exec.CommandContext(n.t.Context(), n.spec.Binary, args...).Output()
+	// 3: something is missing.
+	if exit, is := errors.AsType[*exec.ExitError](err); err != nil && (!is || exit.ExitCode() != 3) {
+		n.t.Fatalf("nodeprobe preflight: %v", err)
+	}
+	var lines []struct{ What, Outcome, Detail, Remedy string }
+	if err := json.Unmarshal(out, &lines); err != nil {
+		n.t.Fatalf("%v: %s", err, out)
+	}
+	var bad, good []string
+	for _, l := range lines {
+		if l.Outcome == "ok" {
+			good = append(good, l.What+" "+l.Detail)
+			continue
+		}
+		bad = append(bad, l.Outcome+" "+l.What+" "+l.Remedy)
+	}
+	for want, among := range map[string][]string{finding: bad, ok: good} {
+		if !slices.ContainsFunc(among, func(line string) bool { return strings.HasPrefix(line, want) }) && want != "" {
+			n.t.Errorf("nodeprobe preflight does not say %q; it says\n%s\n%s", want, strings.Join(bad, "\n"), strings.Join(good, "\n"))
+		}
+	}
+}

@@ -1,0 +1,162 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
+)
+
+// events returns the Events that "kubectl describe node" would show.
+func (n *node) events() ([]corev1.Event, error) {
+	found, err := n.get()
+	if err != nil {
+		return nil, err
+	}
+	list, err := n.client.CoreV1().Events("").List(context.Background(), metav1.ListOptions{
+		FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + n.name + ",involvedObject.uid=" + string(found.UID),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// waitEvent waits for an Event with a reason whose message holds a text.
+func (n *node) waitEvent(reason, text string) corev1.Event {
+	n.t.Helper()
+	var found corev1.Event
+	eventually(n.t, "there is an event "+reason, func() error {
+		events, err := n.events()
+		if err != nil {
+			return err
+		}
+		var seen []string
+		for _, e := range events {
+			if e.Reason == reason && strings.Contains(e.Message, text) {
+				found = e
+				return nil
+			}
+			seen = append(seen, e.Reason+": "+e.Message)
+		}
+		return fmt.Errorf("only %q", seen)
+	})
+	return found
+}
+
+// A process that the kernel kills for lack of memory is an Event of the Node, and
+// each transition of a condition is one; a restart of nodeprobe repeats none.
+func TestEvents(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, controlplane.StartForTest(t), agent.Config{"bpf": "auto"})
+	a := n.startReady()
+	for _, reason := range []string{"NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID"} {
+		n.waitEvent(reason, n.name)
+	}
+
+	pid, err := pressure.OOMKill()
+	if err != nil {
+		t.Fatal(err)
+	}
+	killed := time.Now()
+	e := n.waitEvent("OOMKilling", fmt.Sprintf("Killed process %d", pid))
+	t.Logf("seen %s after the victim was waited for, by a poll each 50 ms: %s", time.Since(killed), e.Message)
+	if e.Type != corev1.EventTypeWarning || !strings.HasPrefix(e.Message, "Memory cgroup out of memory: ") || !strings.Contains(e.Message, "cgroup: /nodeprobe-test-") {
+		t.Errorf("event: %+v", e)
+	}
+
+	// Anybody may call a process of theirs what they like.
+	if pid, err = pressure.OOMKillNamed("a\nb\x1b[31m"); err != nil {
+		t.Fatal(err)
+	}
+	e = n.waitEvent("OOMKilling", fmt.Sprintf("Killed process %d", pid))
+	if strings.ContainsFunc(e.Message, unicode.IsControl) || !strings.Contains(e.Message, fmt.Sprintf(`%d ("a\nb\x1b[31m")`, pid)) {
+		t.Errorf("message of an event: %q", e.Message)
+	}
+	for _, r := range logged(t, a, "process killed for lack of memory") {
+		if strings.ContainsFunc(r.Line, unicode.IsControl) {
+			t.Errorf("line of the log: %q", r.Line)
+		}
+	}
+
+	if _, err := n.client.CoreV1().Nodes().Patch(t.Context(), n.name, "application/merge-patch+json",
+		[]byte(`{"spec":{"unschedulable":true}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	n.waitEvent("NodeNotSchedulable", n.name)
+
+	a.Stop()
+	n.startReady()
+	events, err := n.events()
+	if err != nil {
+		t.Fatal(err)
+	}
+	times := map[string]int32{}
+	for _, e := range events {
+		times[e.Reason] += e.Count
+	}
+	if times["Rebooted"] > 0 || times["NodeHasSufficientMemory"] > 1 {
+		t.Errorf("after a restart, events by reason: %v", times)
+	}
+}
+
+// Without BPF nobody knows who it was, but that it happened is told.
+func TestOOMKillWithoutBPF(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, controlplane.StartForTest(t), agent.Config{"bpf": "off"})
+	n.startReady()
+	if _, err := pressure.OOMKill(); err != nil {
+		t.Fatal(err)
+	}
+	n.waitEvent("OOMKilling", "killed for lack of memory; the kernel did not tell which")
+}
+
+// A filesystem that takes no more writes is told of: after a remount, and after
+// an error, of which the kernel notifies nobody.
+func TestReadOnlyFilesystem(t *testing.T) {
+	t.Parallel()
+	fs := pressure.DiskForTest(t, 64)
+	n := newNode(t, controlplane.StartForTest(t), agent.Config{
+		"bpf": "auto", "sampleInterval": "10s", "rootDirectory": fs.Dir, "evictionHard": map[string]string{"nodefs.available": "5%"},
+	})
+	n.startReady()
+	for _, step := range []struct {
+		name   string
+		change func() error
+		reason string
+		text   string
+		count  int32 // of Events with the reason so far
+	}{
+		{"remount", func() error { return fs.SetReadOnly(true) }, "FilesystemIsReadOnly", "takes no writes: ro", 1},
+		{"remount again", func() error { return fs.SetReadOnly(false) }, "FilesystemIsNotReadOnly", "takes writes again", 1},
+		{"error", fs.Break, "FilesystemIsReadOnly", "takes no writes", 2},
+	} {
+		began := time.Now()
+		if err := step.change(); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, step.name, func() error {
+			events, err := n.events()
+			count := int32(0)
+			for _, e := range events {
+				if e.Reason == step.reason && strings.Contains(e.Message, step.text) {
+					count += e.Count
+				}
+			}
+			if err == nil && count != step.count {
+				err = fmt.Errorf("%d events, want %d", count, step.count)
+			}
+			return err
+		})
+		t.Logf("%s: seen after %s, by a poll each 50 ms", step.name, time.Since(began))
+	}
+}

@@ -1,0 +1,206 @@
+package e2e
+
+import (
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
+)
+
+const (
+	foreignKey       = "example.com/foreign"
+	foreignDevice    = "example.com/device" // four of them, one of which is broken
+	foreignCondition = "ExampleProblem"
+)
+
+// addForeign puts onto the Node what others put there: an administrator, a
+// device plugin, a problem detector.
+func (n *node) addForeign() {
+	n.t.Helper()
+	n.patch(map[string]any{
+		"metadata": map[string]any{
+			"labels": map[string]string{foreignKey: "label"}, "annotations": map[string]string{foreignKey: "annotation"},
+		},
+		"spec": map[string]any{"taints": append(n.mustGet().Spec.Taints, corev1.Taint{Key: foreignKey, Value: "taint", Effect: corev1.TaintEffectNoExecute})},
+	})
+	now := metav1.Now()
+	n.patchStatus(map[string]any{
+		"capacity":    map[string]string{foreignKey: "3", foreignDevice: "4"},
+		"allocatable": map[string]string{foreignDevice: "3"},
+		"conditions": []corev1.NodeCondition{{
+			Type: foreignCondition, Status: corev1.ConditionTrue, Reason: "Example", Message: "for example",
+			LastHeartbeatTime: now, LastTransitionTime: now,
+		}},
+	})
+}
+
+// wantForeign checks that it all is still there.
+func (n *node) wantForeign() {
+	n.t.Helper()
+	got := n.mustGet()
+	condition := nodewatch.Condition(got, foreignCondition)
+	capacity := got.Status.Capacity[foreignKey]
+	devices, usable := got.Status.Capacity[foreignDevice], got.Status.Allocatable[foreignDevice]
+	if got.Labels[foreignKey] != "label" || got.Annotations[foreignKey] != "annotation" ||
+		!hasTaint(got, corev1.Taint{Key: foreignKey, Value: "taint", Effect: corev1.TaintEffectNoExecute}) ||
+		condition.Status != corev1.ConditionTrue || condition.Message != "for example" || capacity.Cmp(resource.MustParse("3")) != 0 ||
+		devices.Cmp(resource.MustParse("4")) != 0 || usable.Cmp(resource.MustParse("3")) != 0 {
+		n.t.Errorf("something foreign was lost: labels %v, annotations %v, taints %+v, condition %+v, capacity %v, allocatable %v",
+			got.Labels, got.Annotations, got.Spec.Taints, condition, got.Status.Capacity, got.Status.Allocatable)
+	}
+}
+
+func (n *node) patch(patch map[string]any, subresources ...string) {
+	n.t.Helper()
+	data, err := json.Marshal(patch)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	if _, err := n.client.CoreV1().Nodes().Patch(n.t.Context(), n.name, types.StrategicMergePatchType, data, metav1.PatchOptions{}, subresources...); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *node) patchStatus(status map[string]any) {
+	n.t.Helper()
+	n.patch(map[string]any{"status": status}, "status")
+}
+
+// builtIn are the conditions that nodeprobe answers for.
+var builtIn = []corev1.NodeConditionType{
+	corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure, corev1.NodeReady,
+}
+
+// markUnknown does what the node lifecycle controller does to a node that it
+// takes for dead.
+func (n *node) markUnknown() {
+	n.t.Helper()
+	now := metav1.Now()
+	var conditions []corev1.NodeCondition
+	for _, c := range builtIn {
+		conditions = append(conditions, corev1.NodeCondition{
+			Type: c, Status: corev1.ConditionUnknown, LastTransitionTime: now,
+			Reason: "NodeStatusUnknown", Message: "Kubelet stopped posting node status.",
+		})
+	}
+	n.patchStatus(map[string]any{"conditions": conditions})
+}
+
+// waitMended waits until the built-in conditions are as they should be.
+func (n *node) waitMended() {
+	n.t.Helper()
+	eventually(n.t, "the conditions are mended", func() error {
+		got, err := n.get()
+		if err != nil {
+			return err
+		}
+		for _, c := range builtIn {
+			want := corev1.ConditionFalse
+			if c == corev1.NodeReady {
+				want = corev1.ConditionTrue
+			}
+			if condition := nodewatch.Condition(got, c); condition.Status != want || condition.Reason == "NodeStatusUnknown" {
+				return fmt.Errorf("%+v", condition)
+			}
+		}
+		return nil
+	})
+}
+
+// What others have written stays, also through patches of everything that is
+// nodeprobe's own.
+func TestForeignWrites(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeStatusReportFrequency": "1s"})
+	a := n.startReady()
+	n.addForeign()
+	n.markUnknown()
+	n.waitMended()
+	before, err := a.Metric(t.Context(), `nodeprobe_status_patches_total{reason="period",result="success"}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the unchanged status is posted twice more", func() error {
+		after, err := a.Metric(t.Context(), `nodeprobe_status_patches_total{reason="period",result="success"}`)
+		if err == nil && after < before+2 {
+			err = errNotYet
+		}
+		return err
+	})
+	n.wantForeign()
+	allocatable := n.mustGet().Status.Allocatable[foreignKey]
+	if allocatable.Cmp(resource.MustParse("3")) != 0 {
+		t.Errorf("allocatable of the foreign resource: %s, want 3", allocatable.String())
+	}
+	n.patchStatus(map[string]any{"capacity": map[string]string{foreignKey: "8", foreignDevice: "8"}})
+	eventually(t, "what is advertised by its capacity alone can be allocated", func() error {
+		if q := n.mustGet().Status.Allocatable[foreignKey]; q.Cmp(resource.MustParse("8")) != 0 {
+			return fmt.Errorf("allocatable %s of 8", q.String())
+		}
+		return nil
+	})
+	if usable := n.mustGet().Status.Allocatable[foreignDevice]; usable.Cmp(resource.MustParse("3")) != 0 {
+		t.Errorf("%s of 8 devices can be allocated, want 3 as their owner says", usable.String())
+	}
+}
+
+// A cloud controller manager owns the addresses, once it has set them.
+func TestForeignAddresses(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, controlplane.StartForTest(t), agent.Config{"cloudProvider": "external", "nodeStatusReportFrequency": "1s"})
+	a := n.startReady()
+	if want := (corev1.Taint{Key: "node.cloudprovider.kubernetes.io/uninitialized", Value: "true", Effect: corev1.TaintEffectNoSchedule}); !hasTaint(n.mustGet(), want) {
+		t.Errorf("taints: %+v, want %+v among them", n.mustGet().Spec.Taints, want)
+	}
+	want := []corev1.NodeAddress{
+		{Type: corev1.NodeExternalIP, Address: "192.0.2.7"},
+		{Type: corev1.NodeExternalIP, Address: "2001:db8::7"},
+		{Type: corev1.NodeExternalDNS, Address: "seven.example.com"},
+	}
+	got := n.mustGet()
+	got.Status.Addresses = want
+	eventually(t, "the addresses are set", func() error {
+		_, err := n.client.CoreV1().Nodes().UpdateStatus(t.Context(), got, metav1.UpdateOptions{})
+		if err != nil {
+			got = n.mustGet()
+			got.Status.Addresses = want
+		}
+		return err
+	})
+	n.markUnknown() // so that there is something to post
+	n.waitMended()
+	if err := wantCode(a, "/readyz", 200); err != nil {
+		t.Error(err)
+	}
+	if addresses := n.mustGet().Status.Addresses; fmt.Sprint(addresses) != fmt.Sprint(want) {
+		t.Errorf("addresses: %+v, want %+v", addresses, want)
+	}
+}
+
+// A controller that marks the node Unknown does not tell anybody. nodeprobe
+// sees it by its watch: neither of its own clocks comes into play here.
+func TestMendsUnknown(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeStatusUpdateFrequency": "1h", "nodeStatusReportFrequency": "1h"})
+	n.startReady()
+	// Once more often than changes are posted in a burst.
+	for range 4 {
+		before := time.Now().Truncate(time.Second)
+		n.markUnknown()
+		n.waitMended()
+		for _, c := range n.mustGet().Status.Conditions {
+			if c.LastTransitionTime.Time.Before(before) {
+				t.Errorf("%s changed at %s, want not before %s", c.Type, c.LastTransitionTime, before)
+			}
+		}
+	}
+}

@@ -1,0 +1,314 @@
+package e2e
+
+import (
+	"encoding/json"
+	"flag"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/fault"
+	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
+	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
+)
+
+var outageLength = flag.Duration("outage", 20*time.Second, "how long the API server is away in TestLongOutage")
+
+const (
+	// nodeprobe gives memory back five seconds after the start, and again a minute
+	// after the last call that failed.
+	settles, settlesAgain = 7 * time.Second, 65 * time.Second
+	// What an outage may cost in memory: parts of the program that are needed for
+	// the first time, and garbage. Little of it may stay.
+	mayCost, mayStay = 6 << 20, 3 << 19
+)
+
+// outage is an API server that goes away for long, and what happens meanwhile.
+type outage struct {
+	*node
+	cp      *controlplane.ControlPlane
+	proxy   *fault.Proxy
+	machine usage
+	disk    *pressure.Filesystem
+	agent   *agent.Agent
+
+	flips    map[corev1.NodeConditionType]time.Time // by nodeprobe's log
+	changes  int                                    // so many lines it has there
+	before   *corev1.Node
+	began    time.Time
+	killed   time.Time // a process
+	back     time.Time // when it answers again
+	interval time.Duration
+}
+
+// The API server is away for long: at first nobody listens, and then nobody
+// answers. nodeprobe costs no more meanwhile, and then tells with one patch what
+// has happened, and when that was.
+func TestLongOutage(t *testing.T) {
+	t.Parallel()
+	lease := 4 * time.Second
+	config := agent.Config{
+		"evictionPressureTransitionPeriod": "0s", "nodeLeaseDurationSeconds": int(lease.Seconds()),
+		"evictionHard": agent.Hard(map[string]string{"nodefs.available": "30%", "memory.available": "10%", "pid.available": "10%"}),
+	}
+	watched, patient := 6*time.Second, *outageLength >= time.Minute
+	if patient { // as it is in a cluster
+		lease, watched = 40*time.Second, time.Minute
+		config = config.With(agent.Config{"nodeLeaseDurationSeconds": int(lease.Seconds()), "nodeStatusUpdateFrequency": "10s"})
+	}
+	o := &outage{
+		cp: controlplane.StartExclusive(t, controlplane.Options{AuditLog: true}), machine: newUsage(t),
+		flips: map[corev1.NodeConditionType]time.Time{}, interval: lease / 4,
+	}
+	o.node, o.disk = newFullableNode(t, o.cp, config)
+	o.spec.Args = o.machine.flags()
+	o.proxy = o.through(o.cp)
+	o.machine.tasks(1 << 30)
+	o.agent = o.startReady()
+	o.waitCondition(corev1.NodePIDPressure, corev1.ConditionTrue)
+	o.changes = len(changed(t, o.agent))
+
+	time.Sleep(settles)
+	monitor, calm := watchVitals(t, o.agent), time.Now()
+	time.Sleep(watched)
+	o.before = o.mustGet()
+	o.play()
+	o.checkLease()
+	o.checkPatch()
+	o.checkEvents()
+	mostAfter := int64(mayCost)
+	if patient {
+		time.Sleep(time.Until(o.back.Add(settlesAgain)))
+		mostAfter = mayStay
+	}
+	after := time.Now()
+	time.Sleep(watched)
+
+	calmCost, most, looks := monitor.between(t, calm, o.began)
+	t.Logf("before, medians of %d looks: %s", looks, calmCost)
+	for tenth, part := o.began, *outageLength/10; part >= 10*time.Second && tenth.Before(o.back.Add(-part)); tenth = tenth.Add(part) {
+		cost, _, _ := monitor.between(t, tenth, tenth.Add(part))
+		t.Logf("from %s on: %s", tenth.Sub(o.began).Round(time.Second), cost)
+	}
+	for _, phase := range []struct {
+		name     string
+		from, to time.Time
+		most     int64 // more RSS than before
+	}{
+		{"in the first half of the outage", o.began, o.began.Add(*outageLength / 2), mayCost},
+		{"in the second half", o.began.Add(*outageLength / 2), o.back, mayCost},
+		{"after it", after, time.Now(), mostAfter},
+	} {
+		cost, highest, looks := monitor.between(t, phase.from, phase.to)
+		t.Logf("%s, %d looks: %s; at most %s", phase.name, looks, cost, highest)
+		if more := cost.rss - calmCost.rss; more > phase.most {
+			t.Errorf("%s RSS is %d KiB more than before", phase.name, more>>10)
+		}
+		for what, n := range cost.counts() {
+			if before := most.counts()[what]; n > before+4 {
+				t.Errorf("%s: %d %s, at most %d before", phase.name, n, what, before)
+			}
+		}
+	}
+	checkNothingTwice(t, o)
+}
+
+// play is the outage. Each condition has another story.
+func (o *outage) play() {
+	o.t.Helper()
+	o.began = time.Now()
+	if err := o.cp.StopAPIServer(); err != nil {
+		o.t.Fatal(err)
+	}
+	o.proxy.Refuse()
+	for _, step := range []struct {
+		at     float64 // of the outage's length
+		do     func()
+		change string // that nodeprobe is to see
+	}{
+		{0.1, func() { fill(o.t, o.disk) }, "DiskPressure True"},
+		{0.2, func() { o.machine.tasks(100) }, "PIDPressure False"},
+		{0.3, func() { empty(o.t, o.disk) }, "DiskPressure False"},
+		{0.35, func() { o.machine.killed(1); o.killed = time.Now() }, ""},
+		{0.4, func() { o.machine.tasks(1 << 30) }, "PIDPressure True"},
+		{0.5, o.hang, ""},
+		{0.6, func() { o.machine.memory(1 << 50) }, "MemoryPressure True"},
+		{0.8, func() { o.machine.tasks(100) }, "PIDPressure False"},
+	} {
+		time.Sleep(time.Until(o.began.Add(time.Duration(step.at * float64(*outageLength)))))
+		step.do()
+		if step.change != "" {
+			o.waitChange(step.change)
+		}
+		if err := wantCode(o.agent, "/livez", 200); err != nil {
+			o.t.Error(err)
+		}
+	}
+	if err := wantCode(o.agent, "/readyz", 503); err != nil {
+		o.t.Error(err)
+	}
+	time.Sleep(time.Until(o.began.Add(*outageLength)))
+	if err := o.cp.StartAPIServer(o.t.Context()); err != nil {
+		o.t.Fatal(err)
+	}
+	o.proxy.Clear()
+	o.back = time.Now()
+	o.t.Logf("the API server was away for %s", o.back.Sub(o.began).Round(time.Second))
+}
+
+// hang has connections accepted, and no request answered.
+func (o *outage) hang() {
+	o.proxy.Inject(fault.Rule{Fault: fault.Hang()})
+	if err := o.proxy.Accept(); err != nil {
+		o.t.Fatal(err)
+	}
+}
+
+// waitChange waits until nodeprobe has seen a change, and notes when that was.
+func (o *outage) waitChange(change string) {
+	o.t.Helper()
+	r := waitChanged(o.t, o.agent, o.changes)
+	o.changes++
+	condition, status, _ := strings.Cut(change, " ")
+	if !strings.Contains(r.Line, fmt.Sprintf(`"condition":%q,"status":%q`, condition, status)) {
+		o.t.Fatalf("want %s: %s", change, r.Line)
+	}
+	o.flips[corev1.NodeConditionType(condition)] = r.Time
+}
+
+// checkLease: the Lease is renewed again soon, and its times go forward.
+func (o *outage) checkLease() {
+	o.t.Helper()
+	o.waitRenewed(o.back)
+	renewed := time.Since(o.back)
+	o.waitReady(o.agent)
+	o.t.Logf("the lease is renewed %s after the API server is back, and nodeprobe ready after %s",
+		renewed.Round(time.Millisecond), time.Since(o.back).Round(time.Millisecond))
+	// A call that hangs has its deadline, 10 s at most, and the pause after it is
+	// never longer than 7 s.
+	if most := min(10*time.Second, 4*o.interval) + 7*time.Second + 3*o.interval; renewed > most {
+		o.t.Errorf("the lease is renewed only after %s, want %s at most", renewed, most)
+	}
+	time.Sleep(3 * o.interval)
+	var last time.Time
+	renewals := of(writes(o.t, o.cp, "nodeprobe", time.Time{}), "update leases")
+	later := 0
+	for _, e := range renewals {
+		var lease coordinationv1.Lease
+		if err := json.Unmarshal(e.RequestObject, &lease); err != nil {
+			o.t.Fatal(err)
+		}
+		if e.ResponseStatus.Code != 200 {
+			continue
+		}
+		if !lease.Spec.RenewTime.After(last) {
+			o.t.Errorf("renewTime %s comes after %s", lease.Spec.RenewTime, last)
+		}
+		last = lease.Spec.RenewTime.Time
+		if last.After(o.back) {
+			later++
+		}
+	}
+	if later < 3 {
+		o.t.Errorf("%d renewals since the API server is back", later)
+	}
+}
+
+// checkPatch: one patch tells everything, with the times at which it happened.
+func (o *outage) checkPatch() {
+	o.t.Helper()
+	patches := of(done(writes(o.t, o.cp, "nodeprobe", o.began)), "patch nodes/status")
+	if len(patches) == 0 {
+		o.t.Fatal("no patch")
+	}
+	o.t.Logf("the patch came %s after the API server is back: %s", patches[0].RequestReceivedTimestamp.Sub(o.back), patches[0].RequestObject)
+	var patch struct {
+		Status struct{ Conditions []map[string]any }
+	}
+	if err := json.Unmarshal(patches[0].RequestObject, &patch); err != nil {
+		o.t.Fatal(err)
+	}
+	got := o.mustGet()
+	for _, c := range patch.Status.Conditions {
+		kind := corev1.NodeConditionType(fmt.Sprint(c["type"]))
+		is, was := nodewatch.Condition(got, kind), nodewatch.Condition(o.before, kind)
+		want := map[corev1.NodeConditionType]corev1.ConditionStatus{
+			corev1.NodeMemoryPressure: corev1.ConditionTrue, corev1.NodePIDPressure: corev1.ConditionFalse,
+		}[kind]
+		if want == "" { // what came and went is no change
+			delete(c, "type")
+			delete(c, "lastHeartbeatTime")
+			if len(c) > 0 || is.Status != was.Status || !is.LastTransitionTime.Equal(&was.LastTransitionTime) {
+				o.t.Errorf("%s was %+v, is %+v, patched with %v", kind, was, is, c)
+			}
+			continue
+		}
+		flip, at := o.flips[kind], is.LastTransitionTime.Time
+		// The API has whole seconds; the log is written a moment after the sample.
+		if is.Status != want || at.After(flip) || flip.Sub(at) > 2*time.Second {
+			o.t.Errorf("%s is %s since %s; it is %s since %s", kind, is.Status, at, want, flip)
+		}
+		o.t.Logf("%s is %s since %s: changed at %s", kind, is.Status, at.UTC().Format(time.TimeOnly), flip.UTC().Format("15:04:05.000"))
+	}
+	if len(patch.Status.Conditions) != len(builtIn) {
+		o.t.Errorf("%d conditions in the patch", len(patch.Status.Conditions))
+	}
+}
+
+// checkEvents: what has happened is told, once.
+func (o *outage) checkEvents() {
+	o.t.Helper()
+	var told map[string]int
+	eventually(o.t, "the events are posted", func() error {
+		told = map[string]int{}
+		for _, e := range done(writes(o.t, o.cp, "nodeprobe", o.began)) {
+			if e.ObjectRef.Resource != "events" {
+				continue
+			}
+			var event corev1.Event
+			if err := json.Unmarshal(e.RequestObject, &event); err != nil {
+				return err
+			}
+			told[event.Reason]++
+			if at := event.FirstTimestamp.Time; event.Reason == "OOMKilling" && at.Sub(o.killed) > *outageLength/4 {
+				o.t.Errorf("the event says that it happened at %s, which was at %s", at, o.killed)
+			}
+		}
+		if len(told) < 3 {
+			return fmt.Errorf("only %v", told)
+		}
+		return nil
+	})
+	o.t.Logf("events %s after the API server is back: %v", time.Since(o.back).Round(time.Millisecond), told)
+}
+
+// checkNothingTwice looks at the end of it all: nothing was told twice.
+func checkNothingTwice(t *testing.T, o *outage) {
+	t.Helper()
+	all := done(writes(t, o.cp, "nodeprobe", o.began))
+	if patches := of(all, "patch nodes/status"); len(patches) != 1 {
+		for _, p := range patches[1:] {
+			t.Errorf("another patch at %s, %d: %s", p.RequestReceivedTimestamp, p.ResponseStatus.Code, p.RequestObject)
+		}
+	}
+	count := map[string]int{}
+	for _, e := range all {
+		count[e.Verb+" "+e.ObjectRef.Resource]++
+	}
+	// MemoryPressure, PIDPressure, the kill.
+	if count["create events"] != 3 || count["patch events"] != 0 || count["create nodes"] != 0 {
+		t.Errorf("written since the outage began: %v", count)
+	}
+	if len(logged(t, o.agent, "node is registered")) != 1 {
+		t.Error("the node was registered again")
+	}
+	if bad := allLogged(t, o.agent); len(bad) > 60 {
+		t.Errorf("%d lines in the log", len(bad))
+	}
+}

@@ -1,0 +1,168 @@
+package e2e
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/need"
+	"github.com/nodeprobe/nodeprobe/test/harness/wait"
+)
+
+// hardware is a copy of the machine's /proc and /sys in which a test can plug and
+// unplug: files of its own where it needs them, links to the real ones elsewhere.
+type hardware struct {
+	t             *testing.T
+	procfs, sysfs string
+}
+
+func newHardware(t *testing.T) hardware {
+	t.Helper()
+	h := hardware{t, t.TempDir(), t.TempDir()}
+	h.link("/proc", h.procfs, "meminfo")
+	h.link("/sys", h.sysfs, "devices", "kernel")
+	h.copyMeminfo()
+	return h
+}
+
+func (h hardware) copyMeminfo() {
+	h.t.Helper()
+	meminfo, err := os.ReadFile("/proc/meminfo")
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.write(h.procfs, "meminfo", string(meminfo))
+}
+
+// link makes links to what is in a directory, but for some names.
+func (h hardware) link(from, to string, except ...string) {
+	h.t.Helper()
+	entries, err := os.ReadDir(from)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	skip := map[string]bool{}
+	for _, name := range except {
+		skip[name] = true
+	}
+	for _, e := range entries {
+		if skip[e.Name()] {
+			continue
+		}
+		if err := os.Symlink(filepath.Join(from, e.Name()), filepath.Join(to, e.Name())); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+}
+
+// write changes a file in place, as the kernel's files do: a text of the same length
+// at once, and it is never empty.
+func (h hardware) write(root, name, text string) {
+	h.t.Helper()
+	path := filepath.Join(root, name)
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		h.t.Fatal(err)
+	}
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteString(text); err != nil {
+		h.t.Fatal(err)
+	}
+	if err := f.Truncate(int64(len(text))); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+func (h hardware) plug(cpus string, memory, swap, hugePages int64) {
+	h.t.Helper()
+	h.write(h.sysfs, "devices/system/cpu/online", cpus+"\n")
+	h.write(h.sysfs, "kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", fmt.Sprintln(hugePages))
+	h.meminfo(map[string]int64{"MemTotal": memory, "SwapTotal": swap, "SwapFree": swap})
+}
+
+// meminfo changes figures of /proc/meminfo, which are in bytes.
+func (h hardware) meminfo(figures map[string]int64) {
+	h.t.Helper()
+	meminfo, err := os.ReadFile(filepath.Join(h.procfs, "meminfo"))
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	for name, value := range figures {
+		line := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + `:.*$`)
+		meminfo = line.ReplaceAll(meminfo, fmt.Appendf(nil, "%s: %15d kB", name, value>>10))
+	}
+	h.write(h.procfs, "meminfo", string(meminfo))
+}
+
+// CPUs, memory, swap and huge pages that come and go, and a filesystem that grows,
+// are on the Node without a restart. A kubelet needs one.
+func TestHotPlug(t *testing.T) {
+	t.Parallel()
+	need.Root(t)
+	const gi, mi = 1 << 30, 1 << 20
+	h := newHardware(t)
+	h.plug("0-1", 64*gi, 0, 8)
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { // after nodeprobe has ended
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	n := newNode(t, controlplane.StartForTest(t), agent.Config{
+		"rootDirectory": dir, "systemReserved": map[string]string{"cpu": "500m", "memory": "1Gi"},
+	})
+	n.spec.Args = []string{"--path.procfs", h.procfs, "--path.sysfs", h.sysfs}
+	n.startReady()
+
+	check := func(when string, cpus, memory, swap, hugePages, disk int64) {
+		t.Helper()
+		want := map[string]int64{
+			"cpu": cpus * 1000, "memory": memory, "swap": swap, "hugepages-2Mi": hugePages * 2 * mi, "ephemeral-storage": disk,
+			"allocatable cpu": cpus*1000 - 500, "allocatable memory": memory - gi - hugePages*2*mi,
+		}
+		begin := time.Now()
+		// The rarest of them are read once a minute.
+		wait.Until(t, 2*patience, "the node has what is there "+when, func() error {
+			if got := capacityOf(n.mustGet()); fmt.Sprint(got) != fmt.Sprint(want) {
+				return fmt.Errorf("it has %v, want %v", got, want)
+			}
+			return nil
+		})
+		t.Logf("%s: on the Node after %s", when, time.Since(begin).Round(100*time.Millisecond))
+	}
+	check("at first", 2, 64*gi, 0, 8, 64*mi)
+	h.plug("0,2-4", 16*gi, 2*gi, 0)
+	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_REMOUNT, "size=128m"); err != nil {
+		t.Fatal(err)
+	}
+	check("plugged and unplugged", 4, 16*gi, 2*gi, 0, 128*mi)
+}
+
+// capacityOf is what the test looks at.
+func capacityOf(node *corev1.Node) map[string]int64 {
+	s := &node.Status
+	huge := s.Capacity["hugepages-2Mi"]
+	figures := map[string]int64{
+		"cpu": s.Capacity.Cpu().MilliValue(), "memory": s.Capacity.Memory().Value(), "swap": 0,
+		"hugepages-2Mi": huge.Value(), "ephemeral-storage": s.Capacity.StorageEphemeral().Value(),
+		"allocatable cpu": s.Allocatable.Cpu().MilliValue(), "allocatable memory": s.Allocatable.Memory().Value(),
+	}
+	if swap := s.NodeInfo.Swap; swap != nil && swap.Capacity != nil {
+		figures["swap"] = *swap.Capacity
+	}
+	return figures
+}

@@ -1,0 +1,124 @@
+package e2e
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
+)
+
+// The API server is down when nodeprobe starts, and goes down again later. The
+// two parts share a control plane, and so are one test.
+func TestOutage(t *testing.T) {
+	t.Parallel()
+	cp := controlplane.StartExclusive(t, controlplane.Options{AuditLog: true})
+	stopAPIServer := func(t *testing.T) {
+		t.Helper()
+		if err := cp.StopAPIServer(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	startAPIServer := func(t *testing.T) {
+		t.Helper()
+		if err := cp.StartAPIServer(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	t.Run("at start", func(t *testing.T) {
+		n := newNode(t, cp, nil)
+		stopAPIServer(t)
+		a := n.start()
+		r := waitLogged(t, a, "node status is not posted", 0)
+		if !r.Bad() {
+			t.Errorf("logged at level %s: %s", r.Level, r.Line)
+		}
+		if err := wantCode(a, "/metrics", 200); err != nil {
+			t.Error(err)
+		}
+		if err := wantCode(a, "/readyz", 503); err != nil {
+			t.Error(err)
+		}
+		startAPIServer(t)
+		n.waitReady(a)
+		checkConditions(t, n.mustGet())
+		n.waitRenewed(time.Now())
+		if again := logged(t, a, r.Msg); len(again) > 2 {
+			t.Errorf("logged %d times: %s", len(again), r.Line)
+		}
+	})
+
+	t.Run("in the middle", func(t *testing.T) {
+		n, fs := newFullableNode(t, cp, nil)
+		a := n.startReady()
+		before := n.mustGet()
+
+		stopAPIServer(t)
+		eventually(t, "nodeprobe is not ready", func() error { return wantCode(a, "/readyz", 503) })
+		fill(t, fs)
+		eventually(t, "nodeprobe sees the pressure", func() error {
+			return wantMetric(a, `nodeprobe_condition_status{condition="DiskPressure"}`, 1)
+		})
+		flip := waitLogged(t, a, "condition changed", 0).Time
+		// So that the time of the flip and the time of its post differ.
+		time.Sleep(2 * time.Second)
+		if err := wantCode(a, "/livez", 200); err != nil {
+			t.Error(err)
+		}
+		up := time.Now()
+		startAPIServer(t)
+
+		n.waitCondition(corev1.NodeDiskPressure, corev1.ConditionTrue)
+		n.waitReady(a)
+		n.waitRenewed(time.Now())
+		got := n.mustGet()
+		// The API has whole seconds; the log is written a moment after the sample.
+		if at := nodewatch.Condition(got, corev1.NodeDiskPressure).LastTransitionTime; at.After(flip) || flip.Sub(at.Time) > 2*time.Second {
+			t.Errorf("the condition says that it changed at %s; that was at %s", at, flip)
+		}
+		if got.UID != before.UID {
+			t.Error("the node was registered again")
+		}
+		if reason := nodewatch.Condition(got, corev1.NodeDiskPressure).Reason; reason != "KubeletHasDiskPressure" {
+			t.Errorf("reason: %q", reason)
+		}
+		checkOnePatch(t, cp, n, up)
+		select {
+		case <-a.Exited():
+			t.Error("nodeprobe has ended")
+		default:
+		}
+	})
+}
+
+// checkOnePatch wants one successful patch of the Node since the given time,
+// and the flip in it.
+func checkOnePatch(t *testing.T, cp *controlplane.ControlPlane, n *node, since time.Time) {
+	t.Helper()
+	events, err := cp.AuditEvents()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var patches []string
+	for _, e := range events {
+		if e.Verb != "patch" || e.ObjectRef.Resource != "nodes" || e.ObjectRef.Name != n.name ||
+			e.ResponseStatus.Code != 200 || e.RequestReceivedTimestamp.Before(since) {
+			continue
+		}
+		patches = append(patches, string(e.RequestObject))
+		var patch corev1.Node
+		if err := json.Unmarshal(e.RequestObject, &patch); err != nil {
+			t.Error(err)
+		}
+		if !nodewatch.Has(corev1.NodeDiskPressure, corev1.ConditionTrue)(&patch) {
+			t.Errorf("patch without the flip: %s", e.RequestObject)
+		}
+	}
+	if len(patches) != 1 {
+		t.Errorf("%d patches after the outage, want 1: %s", len(patches), patches)
+	}
+}

@@ -1,0 +1,303 @@
+package e2e
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/fault"
+	"github.com/nodeprobe/nodeprobe/test/harness/need"
+)
+
+// A Node appears that a kubelet could have registered, with a Lease that it
+// could have made, and after that nothing goes over the wire but renewals.
+func TestRegisters(t *testing.T) {
+	t.Parallel()
+	cp := controlplane.StartForTest(t)
+	n := newNode(t, cp, agent.Config{
+		"bpf":                "auto", // the one test that runs as most users do
+		"nodeLabels":         map[string]string{"example.com/rack": "7"},
+		"registerWithTaints": []map[string]string{{"key": "example.com/edge", "value": "yes", "effect": "NoSchedule"}},
+		"systemReserved":     map[string]string{"cpu": "100m", "memory": "64Mi"},
+	})
+	proxy := n.through(cp)
+	a := n.startReady()
+
+	t.Run("node", func(t *testing.T) { checkNode(t, n.mustGet(), n.snapshot()) })
+	t.Run("lease", func(t *testing.T) { checkLease(t, n) })
+	t.Run("table", func(t *testing.T) { checkTable(t, n) })
+	t.Run("steady state", func(t *testing.T) { checkSteadyState(t, proxy, n) })
+	t.Run("metrics", func(t *testing.T) { checkMetrics(t, a) })
+}
+
+// A Node that is there with nothing in its status has all of capacity and
+// allocatable after the first patch, and declares no features of who ran it before.
+func TestRegistersOnExisting(t *testing.T) {
+	t.Parallel()
+	cp := controlplane.StartForTest(t)
+	n := newNode(t, cp, nil)
+	proxy := n.through(cp)
+	if _, err := n.client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	n.patchStatus(map[string]any{"declaredFeatures": []string{"ExtendWebSocketsToKubelet", "InPlacePodVerticalScalingInitContainers"}})
+	if got := n.mustGet().Status; len(got.DeclaredFeatures) != 2 || len(got.Capacity) > 0 || len(got.Allocatable) > 0 {
+		t.Fatalf("the status to begin with: %+v", got)
+	}
+	n.startReady()
+
+	var first struct{ Status map[string]json.RawMessage }
+	for _, r := range proxy.Requests() {
+		if r.Method == "PATCH" && r.Path == nodesPath+"/"+n.name+"/status" {
+			if err := json.Unmarshal(r.Body, &first); err != nil {
+				t.Fatal(err)
+			}
+			break
+		}
+	}
+	if got := string(first.Status["declaredFeatures"]); got != "null" {
+		t.Errorf("declared features in the first patch: %q, want null", got)
+	}
+	want := n.snapshot().Status
+	for field, want := range map[string]corev1.ResourceList{"capacity": want.Capacity, "allocatable": want.Allocatable} {
+		var got corev1.ResourceList
+		if err := json.Unmarshal(first.Status[field], &got); err != nil || !apiequality.Semantic.DeepEqual(got, want) {
+			t.Errorf("%s in the first patch: %s (%v), want %v", field, first.Status[field], err, want)
+		}
+	}
+	if got := n.mustGet().Status.DeclaredFeatures; len(got) > 0 {
+		t.Errorf("the node still declares %v", got)
+	}
+}
+
+// snapshot returns the Node that "nodeprobe snapshot" would post from the same
+// machine with the same configuration.
+func (n *node) snapshot() *corev1.Node {
+	n.t.Helper()
+	config, err := json.Marshal(n.spec.Config.With(agent.Config{"nodeName": n.name}))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	file := filepath.Join(n.t.TempDir(), "snapshot.yaml")
+	if err := os.WriteFile(file, config, 0o600); err != nil {
+		n.t.Fatal(err)
+	}
+	cmd := exec.CommandContext(n.t.Context(), n.spec.Binary, "snapshot", "--config", file, "-o", "json")
+	stdout, err := cmd.Output()
+	// 3: some signal cannot be read here, such as those that need root.
+	if exit, ok := errors.AsType[*exec.ExitError](err); err != nil && (!ok || exit.ExitCode() != 3) {
+		n.t.Fatalf("nodeprobe snapshot: %v", err)
+	}
+	var output struct{ Node *corev1.Node }
+	if err := json.Unmarshal(stdout, &output); err != nil {
+		n.t.Fatal(err)
+	}
+	return output.Node
+}
+
+// checkNode compares the Node at the API server with a snapshot, and with what
+// a kubelet would have written.
+func checkNode(t *testing.T, got, want *corev1.Node) {
+	for _, field := range []struct {
+		name      string
+		got, want any
+	}{
+		{"labels", got.Labels, want.Labels},
+		{"annotations", got.Annotations, want.Annotations},
+		{"capacity", got.Status.Capacity, want.Status.Capacity},
+		{"allocatable", got.Status.Allocatable, want.Status.Allocatable},
+		{"addresses", got.Status.Addresses, want.Status.Addresses},
+		{"nodeInfo", got.Status.NodeInfo, want.Status.NodeInfo},
+		{"daemonEndpoints", got.Status.DaemonEndpoints, want.Status.DaemonEndpoints},
+	} {
+		if !apiequality.Semantic.DeepEqual(field.got, field.want) {
+			t.Errorf("%s: got  %+v\nwant %+v", field.name, field.got, field.want)
+		}
+	}
+	for key, want := range map[string]string{
+		corev1.LabelHostname: got.Name, corev1.LabelOSStable: "linux", "beta.kubernetes.io/os": "linux",
+		corev1.LabelArchStable: got.Status.NodeInfo.Architecture, "beta.kubernetes.io/arch": got.Status.NodeInfo.Architecture,
+		"example.com/rack": "7",
+	} {
+		if value, ok := got.Labels[key]; !ok || value != want {
+			t.Errorf("label %s: %q, want %q", key, value, want)
+		}
+	}
+	if key := "volumes.kubernetes.io/controller-managed-attach-detach"; got.Annotations[key] != "true" {
+		t.Errorf("annotation %s: %q", key, got.Annotations[key])
+	}
+	// The API server adds a taint of its own until a controller finds the Node
+	// ready.
+	if want := (corev1.Taint{Key: "example.com/edge", Value: "yes", Effect: corev1.TaintEffectNoSchedule}); !hasTaint(got, want) {
+		t.Errorf("taints: %+v, want %+v among them", got.Spec.Taints, want)
+	}
+	info := got.Status.NodeInfo
+	for name, value := range map[string]string{
+		"bootID": info.BootID, "kernelVersion": info.KernelVersion, "osImage": info.OSImage, "kubeletVersion": info.KubeletVersion,
+	} {
+		if value == "" {
+			t.Errorf("nodeInfo.%s is empty", name)
+		}
+	}
+	reserved := got.Status.Capacity.Cpu().DeepCopy()
+	reserved.Sub(*got.Status.Allocatable.Cpu())
+	if reserved.MilliValue() != 100 {
+		t.Errorf("%s of CPU reserved, want 100m", reserved.String())
+	}
+	types := map[corev1.NodeAddressType]bool{}
+	for _, address := range got.Status.Addresses {
+		types[address.Type] = true
+	}
+	if !types[corev1.NodeInternalIP] || !types[corev1.NodeHostName] {
+		t.Errorf("addresses: %+v", got.Status.Addresses)
+	}
+	checkConditions(t, got)
+}
+
+func hasTaint(node *corev1.Node, want corev1.Taint) bool {
+	for _, taint := range node.Spec.Taints {
+		if taint.Key == want.Key && taint.Value == want.Value && taint.Effect == want.Effect {
+			return true
+		}
+	}
+	return false
+}
+
+// checkConditions wants the kubelet's four conditions, in its order and words.
+func checkConditions(t *testing.T, node *corev1.Node) {
+	t.Helper()
+	want := []corev1.NodeCondition{
+		{Type: corev1.NodeMemoryPressure, Status: corev1.ConditionFalse, Reason: "KubeletHasSufficientMemory", Message: "kubelet has sufficient memory available"},
+		{Type: corev1.NodeDiskPressure, Status: corev1.ConditionFalse, Reason: "KubeletHasNoDiskPressure", Message: "kubelet has no disk pressure"},
+		{Type: corev1.NodePIDPressure, Status: corev1.ConditionFalse, Reason: "KubeletHasSufficientPID", Message: "kubelet has sufficient PID available"},
+		{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", Message: "kubelet is posting ready status"},
+	}
+	if len(node.Status.Conditions) != len(want) {
+		t.Fatalf("conditions: %+v", node.Status.Conditions)
+	}
+	for i, got := range node.Status.Conditions {
+		if got.LastHeartbeatTime.IsZero() || got.LastTransitionTime.IsZero() {
+			t.Errorf("%s has no times: %+v", got.Type, got)
+		}
+		got.LastHeartbeatTime, got.LastTransitionTime = metav1.Time{}, metav1.Time{}
+		if got != want[i] {
+			t.Errorf("condition %d: got %+v, want %+v", i, got, want[i])
+		}
+	}
+}
+
+func checkLease(t *testing.T, n *node) {
+	lease, err := n.lease()
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: n.name, UID: n.mustGet().UID}
+	if len(lease.OwnerReferences) != 1 || !apiequality.Semantic.DeepEqual(lease.OwnerReferences[0], want) {
+		t.Errorf("owners: %+v, want %+v", lease.OwnerReferences, want)
+	}
+	if holder := lease.Spec.HolderIdentity; holder == nil || *holder != n.name {
+		t.Errorf("holder: %v, want %s", holder, n.name)
+	}
+	if seconds := lease.Spec.LeaseDurationSeconds; seconds == nil || *seconds != 4 {
+		t.Errorf("duration: %v, want 4", seconds)
+	}
+	for range 2 {
+		n.waitRenewed(lease.Spec.RenewTime.Time)
+		if lease, err = n.lease(); err != nil {
+			t.Fatal(err)
+		}
+		if age := time.Since(lease.Spec.RenewTime.Time); age < 0 || age > patience {
+			t.Errorf("renewed %s ago", age)
+		}
+	}
+}
+
+// checkTable asks the API server to print the Node, as kubectl does.
+func checkTable(t *testing.T, n *node) {
+	data, err := n.client.CoreV1().RESTClient().Get().Resource("nodes").Name(n.name).
+		SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").DoRaw(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var table metav1.Table
+	if err := json.Unmarshal(data, &table); err != nil {
+		t.Fatal(err)
+	}
+	row := map[string]string{}
+	for i, column := range table.ColumnDefinitions {
+		row[column.Name] = fmt.Sprint(table.Rows[0].Cells[i])
+	}
+	got := n.mustGet()
+	for column, want := range map[string]string{
+		"Name": n.name, "Status": "Ready", "Version": got.Status.NodeInfo.KubeletVersion,
+		"OS-Image": got.Status.NodeInfo.OSImage,
+	} {
+		if row[column] != want {
+			t.Errorf("%s: %q, want %q", column, row[column], want)
+		}
+	}
+}
+
+// Where nodeprobe's requests go.
+const (
+	nodesPath  = "/api/v1/nodes"
+	leasesPath = "/apis/coordination.k8s.io/v1/namespaces/" + corev1.NamespaceNodeLease + "/leases"
+)
+
+// checkSteadyState wants one watch from the start, and then renewals only.
+func checkSteadyState(t *testing.T, proxy *fault.Proxy, n *node) {
+	watches := 0
+	for _, r := range proxy.Requests() {
+		if r.Method == "GET" && r.Path == nodesPath {
+			watches++
+		}
+	}
+	if watches != 1 {
+		t.Errorf("%d watches of the node, want 1", watches)
+	}
+	proxy.Forget()
+	eventually(t, "five renewals have gone by", func() error {
+		if proxy.Count("PUT", "") < 5 {
+			return errNotYet
+		}
+		return nil
+	})
+	for _, r := range proxy.Requests() {
+		if bytes.Contains(r.Body, []byte(`"OOMKilling"`)) {
+			continue // a victim of another test is news to every nodeprobe on this machine
+		}
+		if r.Method != "PUT" || r.Path != leasesPath+"/"+n.name {
+			t.Errorf("in steady state: %s", r)
+		}
+		var lease coordinationv1.Lease
+		if json.Unmarshal(r.Body, &lease) == nil && lease.ResourceVersion == "" {
+			t.Errorf("renewal without a resource version: %s", r.Body)
+		}
+	}
+}
+
+func checkMetrics(t *testing.T, a *agent.Agent) {
+	need.Command(t, "promtool", "prometheus")
+	code, metrics, err := a.Get(t.Context(), "/metrics")
+	if err != nil || code != 200 {
+		t.Fatalf("/metrics: %d: %v", code, err)
+	}
+	cmd := exec.CommandContext(t.Context(), "promtool", "check", "metrics")
+	cmd.Stdin = bytes.NewReader(metrics)
+	if output, err := cmd.CombinedOutput(); err != nil || len(output) > 0 {
+		t.Errorf("promtool check metrics: %v\n%s", err, output)
+	}
+}

@@ -1,0 +1,95 @@
+package e2e
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/logind"
+	"github.com/nodeprobe/nodeprobe/test/harness/need"
+	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
+)
+
+// The machine's shutdown waits until the API server knows that the node is not
+// ready, and a cancelled one is taken back.
+func TestMachineShutdown(t *testing.T) { //nolint:paralleltest // it sets the environment
+	need.Command(t, "dbus-daemon", "dbus-daemon")
+	l, err := logind.Start(t.Context(), t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(l.Stop)
+	t.Setenv("DBUS_SYSTEM_BUS_ADDRESS", l.Address)
+	n := newNode(t, controlplane.StartForTest(t), agent.Config{"shutdownGracePeriod": "30s"})
+	a := n.startReady()
+	ctx, stop := context.WithTimeout(t.Context(), patience)
+	defer stop()
+	for range 2 {
+		lock, err := l.NextLock(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if lock.What != "shutdown" || lock.Mode != "delay" || lock.Who != "nodeprobe" {
+			t.Errorf("lock: %+v", lock)
+		}
+		began := time.Now()
+		if err := l.PrepareForShutdown(true); err != nil {
+			t.Fatal(err)
+		}
+		if err := lock.WaitReleased(ctx); err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("held up for %s", time.Since(began))
+		ready := nodewatch.Condition(n.mustGet(), corev1.NodeReady)
+		if ready.Status != corev1.ConditionFalse || ready.Reason != "KubeletNotReady" || ready.Message != "node is shutting down" {
+			t.Errorf("once the lock was released: %+v", ready)
+		}
+		if err := l.PrepareForShutdown(false); err != nil {
+			t.Fatal(err)
+		}
+		n.waitCondition(corev1.NodeReady, corev1.ConditionTrue)
+	}
+	n.waitEvent("Shutdown", "Shutdown manager detected shutdown event")
+	n.waitEvent("Shutdown", "Shutdown manager detected shutdown cancellation")
+
+	// There is nothing to post for a node that was deleted.
+	n.delete()
+	wantReadyz(t, a, stillDeleted)
+	lock, err := l.NextLock(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if err := l.PrepareForShutdown(true); err != nil {
+		t.Fatal(err)
+	}
+	if err := lock.WaitReleased(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(began); took > 20*time.Second {
+		t.Errorf("held up for %s, want much less than the grace period", took)
+	}
+}
+
+// Told to stop, it says so, if it is to.
+func TestLastWord(t *testing.T) {
+	t.Parallel()
+	for name, word := range map[string]string{"none": "", "some": "taken out of service"} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t, controlplane.StartForTest(t), agent.Config{"lastWord": word})
+			n.startReady().Stop()
+			ready := nodewatch.Condition(n.mustGet(), corev1.NodeReady)
+			want, message := corev1.ConditionTrue, "kubelet is posting ready status"
+			if word != "" {
+				want, message = corev1.ConditionFalse, word
+			}
+			if ready.Status != want || ready.Message != message {
+				t.Errorf("%+v, want %s: %s", ready, want, message)
+			}
+		})
+	}
+}

@@ -1,0 +1,223 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/need"
+)
+
+const csiDriver = "disk.example.com"
+
+// volumeRoot is a root directory in which volumes are mounted as a kubelet does.
+type volumeRoot struct {
+	t   *testing.T
+	dir string
+	// unstaged are mounted for pods alone, as of a driver that does not stage.
+	unstaged bool
+}
+
+func newVolumeRoot(t *testing.T) *volumeRoot {
+	t.Helper()
+	need.Root(t)
+	return &volumeRoot{t: t, dir: t.TempDir()}
+}
+
+// at returns the path of "globalmount", where the volume is mounted, or of a file
+// beside it.
+func (r *volumeRoot) at(handle, name string) string {
+	if r.unstaged {
+		if name == "globalmount" {
+			name = "mount"
+		}
+		return filepath.Join(r.dir, "pods/uid of "+handle, "volumes/kubernetes.io~csi", handle, name)
+	}
+	return filepath.Join(r.dir, "plugins/kubernetes.io/csi", csiDriver, "hash of "+handle, name)
+}
+
+// mount mounts a volume until the test ends.
+func (r *volumeRoot) mount(handle string) {
+	r.t.Helper()
+	point := r.at(handle, "globalmount")
+	if err := os.MkdirAll(point, 0o700); err != nil {
+		r.t.Fatal(err)
+	}
+	r.write(handle, r.data(handle))
+	if err := unix.Mount("none", point, "tmpfs", 0, "size=64k"); err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(func() {
+		if err := unix.Unmount(point, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) { // not mounted any more
+			r.t.Error(err)
+		}
+	})
+}
+
+func (r *volumeRoot) unmount(handle string) {
+	r.t.Helper()
+	if err := unix.Unmount(r.at(handle, "globalmount"), 0); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func (r *volumeRoot) data(handle string) string {
+	data, err := json.Marshal(map[string]string{"driverName": csiDriver, "volumeHandle": handle})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return string(data)
+}
+
+// write writes the file that says what is mounted.
+func (r *volumeRoot) write(handle, content string) {
+	r.t.Helper()
+	if err := os.WriteFile(r.at(handle, "vol_data.json"), []byte(content), 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+func inUse(handles ...string) []corev1.UniqueVolumeName {
+	var names []corev1.UniqueVolumeName
+	for _, handle := range handles {
+		names = append(names, corev1.UniqueVolumeName("kubernetes.io/csi/"+csiDriver+"^"+handle))
+	}
+	return names
+}
+
+// waitInUse waits until the Node says that exactly these volumes are in use.
+func (n *node) waitInUse(handles ...string) {
+	n.t.Helper()
+	began := time.Now()
+	eventually(n.t, fmt.Sprintf("%q are in use", handles), func() error {
+		found, err := n.get()
+		if err == nil && !slices.Equal(found.Status.VolumesInUse, inUse(handles...)) {
+			err = fmt.Errorf("in use: %q", found.Status.VolumesInUse)
+		}
+		return err
+	})
+	n.t.Logf("%q in use: seen after %s", handles, time.Since(began).Round(time.Millisecond))
+}
+
+// The Node lists the volumes that are mounted. One that cannot be told any more
+// stays there, be it known from before or from what the Node says.
+func TestVolumesInUse(t *testing.T) {
+	t.Parallel()
+	root := newVolumeRoot(t)
+	n := newNode(t, controlplane.StartForTest(t), agent.Config{
+		"rootDirectory": root.dir, "evictionHard": agent.Hard(nil),
+		// What is seen early was not seen by looking often.
+		"sampleInterval": "1h", "nodeStatusUpdateFrequency": "1h",
+	})
+	a := n.startReady()
+	n.waitInUse()
+	root.mount("b")
+	n.waitInUse("b")
+	root.mount("a")
+	n.waitInUse("a", "b")
+	root.unmount("b")
+	n.waitInUse("a")
+
+	root.write("a", "garbage")
+	root.mount("c")
+	n.waitInUse("a", "c")
+	waitLogged(t, a, "volumes in use cannot be told; none is taken for unused meanwhile", 0)
+	history := n.follow()
+	a.Stop()
+	root.mount("d")
+	a = n.startReady()
+	n.waitInUse("a", "c", "d")
+	root.unmount("c") // a volume in use may be called something else, for all we know
+	root.mount("e")
+	n.waitInUse("a", "c", "d", "e")
+	root.write("a", root.data("a"))
+	n.waitInUse("a", "d", "e")
+	for _, s := range history.All() {
+		if s.Node == nil || !slices.Contains(s.Node.Status.VolumesInUse, inUse("a")[0]) {
+			t.Errorf("a was left out: %+v", s.Node)
+		}
+	}
+	waitLogged(t, a, "all volumes in use can be told again", 0)
+	for _, handle := range []string{"a", "d", "e"} {
+		root.unmount(handle)
+	}
+	n.waitInUse()
+}
+
+// The limits in the configuration and in the CSINode are on the Node; others are
+// left alone.
+func TestVolumeLimits(t *testing.T) {
+	t.Parallel()
+	cp := controlplane.StartForTest(t)
+	n := newNode(t, cp, agent.Config{
+		"volumeLimits":            map[string]int{"fixed.example.com": 7, csiDriver: 3, "attachable-volumes-aws-ebs": 39},
+		"volumeLimitsFromCSINode": true,
+	})
+	limits := func(want map[corev1.ResourceName]int64) {
+		t.Helper()
+		eventually(t, fmt.Sprintf("the limits are %v", want), func() error {
+			found, err := n.get()
+			if err != nil {
+				return err
+			}
+			for name, limit := range want {
+				capacity, allocatable := found.Status.Capacity[name], found.Status.Allocatable[name]
+				if capacity.Value() != limit || allocatable.Value() != limit {
+					return fmt.Errorf("%s: capacity %s, allocatable %s", name, capacity.String(), allocatable.String())
+				}
+			}
+			return nil
+		})
+	}
+	a := n.startReady()
+	fixed := map[corev1.ResourceName]int64{
+		"attachable-volumes-csi-fixed.example.com": 7, "attachable-volumes-csi-" + csiDriver: 3, "attachable-volumes-aws-ebs": 39,
+	}
+	limits(fixed)
+	a.Stop()
+	if len(logged(t, a, "volume limits cannot be read")) > 0 {
+		t.Error("a Node without a CSINode is nothing to complain of")
+	}
+	count := func(n int32) *storagev1.VolumeNodeResources { return &storagev1.VolumeNodeResources{Count: &n} }
+	_, err := cp.Client().StorageV1().CSINodes().Create(t.Context(), &storagev1.CSINode{
+		ObjectMeta: metav1.ObjectMeta{Name: n.name},
+		Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{
+			{Name: csiDriver, NodeID: "1", Allocatable: count(25)},
+			{Name: "other.example.com", NodeID: "1", Allocatable: count(16)},
+			{Name: "unbounded.example.com", NodeID: "1"},
+		}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := cp.Client().StorageV1().CSINodes().Delete(context.Background(), n.name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	a = n.startReady()
+	fixed["attachable-volumes-csi-other.example.com"] = 16 // and what is configured wins
+	limits(fixed)
+	a.Stop()
+	n.spec.Config = n.spec.Config.With(agent.Config{"volumeLimits": map[string]int{csiDriver: 4}, "volumeLimitsFromCSINode": false})
+	n.start()
+	fixed["attachable-volumes-csi-"+csiDriver] = 4
+	limits(fixed)
+	if _, ok := n.mustGet().Status.Capacity["attachable-volumes-csi-unbounded.example.com"]; ok {
+		t.Error("a driver without a limit has one")
+	}
+}

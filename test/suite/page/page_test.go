@@ -1,0 +1,226 @@
+// Package page looks at nodeprobe's status page with a browser.
+package page
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+	"github.com/nodeprobe/nodeprobe/test/harness/build"
+)
+
+var (
+	pictures = flag.String("pictures", "", "a directory for pictures of what the tests see")
+	running  = flag.String("running", "", "the URL of a running nodeprobe, for TestPicture to take pictures of")
+)
+
+func TestMain(m *testing.M) { os.Exit(build.Main(m)) }
+
+// device is a screen, and what its user likes.
+type device struct {
+	name          string
+	width, height int
+	dark          bool
+}
+
+var devices = []device{
+	{"desktop-light", 1200, 900, false},
+	{"desktop-dark", 1200, 900, true},
+	{"tablet-light", 768, 1024, false},
+	{"phone-light", 360, 800, false},
+	{"phone-dark", 360, 800, true},
+}
+
+// start runs the tree's nodeprobe, which observes this machine.
+func start(t *testing.T, config agent.Config, args ...string) *agent.Agent {
+	t.Helper()
+	return agent.StartForTest(t, agent.Spec{
+		Binary: build.ProductForTest(t), Dir: t.TempDir(), NodeName: "a-node",
+		Config: agent.Own().With(agent.Config{"mode": "observe"}).With(config), Args: args,
+	})
+}
+
+// picture keeps what is to be seen, if that is wanted.
+func (c *chromium) picture(name string) {
+	c.t.Helper()
+	if *pictures == "" {
+		return
+	}
+	if err := os.WriteFile(filepath.Join(*pictures, name+".png"), c.screenshot(), 0o644); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// fits fails if something is cut off, or sticks out to the right.
+func (c *chromium) fits(d device) {
+	c.t.Helper()
+	if width := c.number("document.documentElement.scrollWidth"); int(width) > d.width {
+		c.t.Errorf("%s: %v wide, and the screen %d", d.name, width, d.width)
+	}
+	if out := c.text(`[...document.body.querySelectorAll('*')].filter(e => {
+			const right = (e.closest('.card, section > table') ?? document.documentElement).getBoundingClientRect().right
+			return e.getBoundingClientRect().right > right + 1
+		})
+		.map(e => e.nodeName + '.' + e.className.toString()).join(' ')`); out != "" {
+		c.t.Errorf("%s: sticks out: %s", d.name, out)
+	}
+}
+
+// faint returns the texts whose contrast is below the 4.5 of WCAG's level AA, if
+// any, with their colours.
+const faint = `(() => {
+	const rgba = text => text.match(/[\d.]+/g).map(Number)
+	const light = ([r, g, b]) => [.2126, .7152, .0722].reduce((sum, share, i) => {
+		const c = [r, g, b][i] / 255
+		return sum + share * (c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4)
+	}, 0)
+	const behind = e => {
+		for (; e; e = e.parentElement) {
+			const c = rgba(getComputedStyle(e).backgroundColor)
+			if (c.length < 4 || c[3] === 1) return c
+		}
+	}
+	return [...document.body.querySelectorAll('*')].filter(e => !e.hidden && ![...e.childNodes].every(n => n.nodeType !== Node.TEXT_NODE || !n.data.trim()))
+		.filter(e => e.nodeName !== 'SCRIPT').map(e => {
+			const [one, other] = [light(rgba(getComputedStyle(e).color)), light(behind(e))].sort((a, b) => b - a)
+			return [(one + .05) / (other + .05), e.textContent]
+		}).filter(([contrast]) => contrast < 4.5).map(([contrast, text]) => contrast.toFixed(1) + ' ' + text).join('\n')
+})()`
+
+// nameless returns what has a role and no name for those who do not see it.
+const nameless = `[...document.querySelectorAll('[role=img],[role=meter],section')].filter(e =>
+	!e.getAttribute('aria-label') && !document.getElementById(e.getAttribute('aria-labelledby'))?.textContent).map(e => e.outerHTML).join('\n')`
+
+func TestPage(t *testing.T) {
+	c := startChromium(t)
+	a := start(t, agent.Config{"evictionHard": agent.Hard(map[string]string{
+		"memory.available": "1Mi", "pid.available": "1%", "nodefs.available": "99.99%", "nodefs.inodesFree": "1%",
+	})})
+	backs := map[bool]string{}
+	for _, d := range devices {
+		c.screen(d.width, d.height, d.dark)
+		c.open(a.URL("/"))
+		if title := c.text("document.title"); title != "a-node: DiskPressure" {
+			t.Errorf("%s: the title is %q", d.name, title)
+		}
+		c.fits(d)
+		if text := c.text(faint); text != "" {
+			t.Errorf("%s: hard to read:\n%s", d.name, text)
+		}
+		if text := c.text(nameless); text != "" {
+			t.Errorf("%s: without a name:\n%s", d.name, text)
+		}
+		backs[d.dark] = c.text("getComputedStyle(document.body).backgroundColor")
+		c.eventually("document.documentElement.dataset.looks > 0")
+		c.fits(d)
+		c.picture(d.name)
+		if said := c.said(); said != "" {
+			t.Errorf("%s: the console says:\n%s", d.name, said)
+		}
+	}
+	if backs[false] == backs[true] {
+		t.Errorf("light and dark have the background %s", backs[true])
+	}
+	want := []string{
+		"Conditions", "MemoryPressure", "DiskPressure", "nodefs.available<99.99%", "PIDPressure",
+		"memory.available", "reached", "Tier", "BPF is turned off", "Samples", "Mode", "observe",
+	}
+	for text := c.text("document.body.innerText"); len(want) > 0; want = want[1:] {
+		if !strings.Contains(text, want[0]) {
+			t.Errorf("%q is not on the page:\n%s", want[0], text)
+		}
+	}
+}
+
+// What is on the page changes, the elements that it is in do not: what somebody
+// has selected or is listening to stays.
+func TestPageFollows(t *testing.T) {
+	c := startChromium(t)
+	a := start(t, nil)
+	c.screen(1200, 900, false)
+	c.open(a.URL("/"))
+	var kept string
+	c.eval(`window.then = document.querySelector('header time').textContent, window.rows = [...document.querySelectorAll('h1, tr, .card, time')], 'ok'`, &kept)
+	c.eventually(`document.documentElement.dataset.looks > 1 && document.querySelector('header time').textContent !== window.then`)
+	if n := c.number(`window.rows.filter(e => !e.isConnected).length`); n != 0 {
+		t.Errorf("%v elements were replaced", n)
+	}
+	if hidden := c.text(`String(document.getElementById('lost').hidden)`); hidden != "true" {
+		t.Error("it says that there is no answer")
+	}
+
+	a.Stop()
+	c.eventually(`!document.getElementById('lost').hidden`)
+	if text := c.text(`document.getElementById('lost').textContent`); !strings.HasPrefix(text, "No answer since ") {
+		t.Errorf("it says %q", text)
+	}
+	c.picture("gone")
+}
+
+// A page whose every word comes from somebody else is still a page. Here the
+// words are in the paths of what cannot be read.
+func TestPageHostile(t *testing.T) {
+	c := startChromium(t)
+	const name = `<img src=x onerror="document.title='owned'"><script>document.title='owned'<|script>&amp;'` + "\u202e\n\"--><style>"
+	proc := filepath.Join(t.TempDir(), name)
+	if err := os.Mkdir(proc, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	a := start(t, agent.Config{"evictionHard": map[string]string{}}, "--path.procfs", proc)
+	for _, d := range devices {
+		c.screen(d.width, d.height, d.dark)
+		c.open(a.URL("/"))
+		c.fits(d)
+		if title := c.text("document.title"); title != "a-node: unknown: MemoryPressure, PIDPressure" {
+			t.Errorf("the title is %q", title)
+		}
+		for element, want := range map[string]float64{"img": 0, "script": 1, "style": 1} {
+			if n := c.number(fmt.Sprintf("document.querySelectorAll(%q).length", element)); n != want {
+				t.Errorf("%v elements %s", n, element)
+			}
+		}
+		if text := c.text("document.querySelector('.errors').textContent"); !strings.Contains(text, `<img src=x onerror="document.title='owned'">`) {
+			t.Errorf("the errors are %q", text)
+		}
+		if said := c.said(); said != "" {
+			t.Errorf("the console says:\n%s", said)
+		}
+		c.picture("hostile-" + d.name)
+	}
+}
+
+// Nothing but the page itself is asked for.
+func TestPageStandsAlone(t *testing.T) {
+	c := startChromium(t)
+	a := start(t, nil)
+	c.screen(1200, 900, false)
+	c.open(a.URL("/"))
+	c.eventually("document.documentElement.dataset.looks > 0")
+	if urls := c.text(`performance.getEntriesByType('resource').map(e => new URL(e.name).pathname).filter(p => p !== '/').join(' ')`); urls != "" {
+		t.Errorf("it asks for %s", urls)
+	}
+	code, _, err := a.Get(context.Background(), "/page.js")
+	if err != nil || code != 404 {
+		t.Errorf("/page.js: %d, %v", code, err)
+	}
+}
+
+// TestPicture takes pictures of a nodeprobe that runs already, such as the one in
+// the documentation.
+func TestPicture(t *testing.T) {
+	if *running == "" || *pictures == "" {
+		t.Skip("needs -running URL and -pictures DIR")
+	}
+	c := startChromium(t)
+	for _, d := range devices {
+		c.screen(d.width, d.height, d.dark)
+		c.open(*running)
+		c.screen(d.width, int(c.number("document.documentElement.scrollHeight")), d.dark)
+		c.picture(d.name)
+	}
+}
