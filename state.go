@@ -1,0 +1,71 @@
+package nodeprobe
+
+import (
+	"time"
+
+	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/heartbeat"
+	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/cri"
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+	"github.com/nodeprobe/nodeprobe/status"
+)
+
+// State is what an [Agent] knows at one moment: a value, with nothing live behind it.
+// A status page, health endpoints and a report are made from it.
+type State struct {
+	Mode     Mode
+	NodeName string
+	// Started is when the Agent was made.
+	Started time.Time
+
+	// Snapshot is the latest sample. Its Time is zero before the first.
+	Snapshot probe.Snapshot
+	// Verdicts are about MemoryPressure, DiskPressure and PIDPressure, by
+	// [pressure.Condition]; Conditions are about Config.Conditions, in that order.
+	Verdicts   [pressure.NumConditions]pressure.Verdict
+	Conditions []pressure.Finding
+	// Estimates tell when each of Config.Thresholds will be reached.
+	Estimates []pressure.Estimate
+	// Hooks are the kernel programs, and why some are missing.
+	Hooks []bpf.Hook
+	// Samples counts those taken, by [probe.Cause].
+	Samples [probe.NumCauses]uint64
+
+	// Live are the Agent's tasks: one with an error is stuck, whether or not the API
+	// server can be reached. Whoever restarts the process for that may mend it.
+	Live []Check
+	// Ready are Live, and whether the work reaches where it should: every condition
+	// could be judged, the status is posted, the Lease is renewed.
+	Ready []Check
+
+	// Posted is the latest patch of the Node; nil in a mode that writes none.
+	Posted *status.Posted
+	// Lease is nil but in mode Own.
+	Lease *heartbeat.State
+	// StoodDown is why mode Own has stopped writing until a restart, or nil.
+	StoodDown error
+	// Runtime is what the container runtime last reported; nil without one.
+	Runtime *cri.Snapshot
+}
+
+// Check is one named part of a health endpoint. It passes if Err is nil.
+type Check struct {
+	Name string
+	Err  error
+}
+
+// Alive returns why the Agent is stuck, or nil.
+func (s *State) Alive() error { return firstError(s.Live) }
+
+// IsReady returns why the Agent's work does not reach where it should, or nil.
+func (s *State) IsReady() error { return firstError(s.Ready) }
+
+func firstError(checks []Check) error {
+	for _, c := range checks {
+		if c.Err != nil {
+			return c.Err
+		}
+	}
+	return nil
+}
