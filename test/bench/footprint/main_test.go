@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/footprint"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
 
@@ -74,14 +75,9 @@ func TestRun(t *testing.T) {
 		t.Skip("runs a control plane; -short is set")
 	}
 	t.Setenv(stubEnv, "1")
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self := must.Get(os.Executable())(t)
 	var stdout bytes.Buffer
-	if err := run(t.Context(), []string{"-nodeprobe", self, "-window", "9s", "-warmup", "100ms"}, &stdout, os.Stderr); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, run(t.Context(), []string{"-nodeprobe", self, "-window", "9s", "-warmup", "100ms"}, &stdout, os.Stderr))
 	t.Logf("\n%s", &stdout)
 	for _, want := range []string{
 		`rss_observe=\d+\.\d MiB budget=14`,

@@ -5,6 +5,8 @@ import (
 	"os"
 	"regexp"
 	"testing"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 func TestRun(t *testing.T) {
@@ -13,9 +15,7 @@ func TestRun(t *testing.T) {
 	}
 	var stdout bytes.Buffer
 	// Long enough for a sample, a renewal and a scrape.
-	if err := run(t.Context(), []string{"-window", "12s", "-warmup", "100ms"}, &stdout, os.Stderr); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, run(t.Context(), []string{"-window", "12s", "-warmup", "100ms"}, &stdout, os.Stderr))
 	t.Logf("\n%s", &stdout)
 	for _, want := range []string{
 		`idle_observe_wakeups=\d+\.\d\d /s budget=3`,

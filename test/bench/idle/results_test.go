@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/footprint"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 func TestResults(t *testing.T) {
@@ -88,9 +89,7 @@ func TestWorking(t *testing.T) {
 		costs[s.name] = footprint.Cost{Scrapes: 1}
 		grown[s.name] = map[string]float64{`nodeprobe_sampler_wakeups_total{cause="tick"}`: 1, renewals: 1}
 	}
-	if err := working(costs, grown); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, working(costs, grown))
 	for _, test := range []struct {
 		name  string
 		spoil func()

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 func TestChoose(t *testing.T) {
@@ -37,10 +39,7 @@ func readCPIO(t *testing.T, data []byte) map[string]string {
 			t.Fatalf("no entry at %d: %q", at, data[at:at+6])
 		}
 		field := func(n int) int {
-			v, err := strconv.ParseUint(string(data[at+6+8*n:at+14+8*n]), 16, 32)
-			if err != nil {
-				t.Fatal(err)
-			}
+			v := must.Get(strconv.ParseUint(string(data[at+6+8*n:at+14+8*n]), 16, 32))(t)
 			return int(v)
 		}
 		mode, size, nameSize := field(1), field(6), field(11)
@@ -59,14 +58,10 @@ func readCPIO(t *testing.T, data []byte) map[string]string {
 
 func TestCPIO(t *testing.T) {
 	from := filepath.Join(t.TempDir(), "from")
-	if err := os.WriteFile(from, []byte("12345"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(from, []byte("12345"), 0o600))
 	var b bytes.Buffer
 	files := []file{{name: "/init", from: from}, {name: "/a/b/c", data: []byte("x")}, {name: "/a/d"}}
-	if err := writeCPIO(&b, files, []string{"/proc", "/a"}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, writeCPIO(&b, files, []string{"/proc", "/a"}))
 	want := map[string]string{"proc/": "", "a/": "", "a/b/": "", "init": "12345", "a/b/c": "x", "a/d": ""}
 	if got := readCPIO(t, b.Bytes()); !maps.Equal(got, want) {
 		t.Errorf("got %q, want %q", got, want)
@@ -108,23 +103,12 @@ func TestModulesInOrder(t *testing.T) {
 		"net/virtio-net.ko": "virtio,built-in", "virtio.ko": "virtio_ring", "virtio_ring.ko": "", "other.ko": "",
 	} {
 		path := filepath.Join(tree, "kernel", name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, elfWith("license=GPL\x00depends="+depends+"\x00name=x\x00"), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		must.OK(t, os.WriteFile(path, elfWith("license=GPL\x00depends="+depends+"\x00name=x\x00"), 0o600))
 	}
-	if err := os.WriteFile(filepath.Join(tree, "modules.builtin"), []byte("kernel/built-in.ko\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := takeModules(t.Context(), tree, to, []string{"virtio_net", "built_in", "virtio"}); err != nil {
-		t.Fatal(err)
-	}
-	entries, err := os.ReadDir(to)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(tree, "modules.builtin"), []byte("kernel/built-in.ko\n"), 0o600))
+	must.OK(t, takeModules(t.Context(), tree, to, []string{"virtio_net", "built_in", "virtio"}))
+	entries := must.Get(os.ReadDir(to))(t)
 	var got []string
 	for _, e := range entries {
 		got = append(got, e.Name())

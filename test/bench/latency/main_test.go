@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"testing"
 
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
@@ -58,9 +59,7 @@ func TestRun(t *testing.T) {
 	need.Root(t)
 	need.Command(t, "mkfs.ext4", "e2fsprogs")
 	var stdout bytes.Buffer
-	if err := run(t.Context(), []string{"-only", "disk", "-crossings", "2", "-peer", ""}, &stdout, os.Stderr); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, run(t.Context(), []string{"-only", "disk", "-crossings", "2", "-peer", ""}, &stdout, os.Stderr))
 	t.Logf("\n%s", &stdout)
 	for _, want := range []string{
 		`disk_go_p50=-?\d+\.\d+ ms budget=0.5`,

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 var crossed = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -74,9 +75,7 @@ func TestTrace(t *testing.T) {
 			if test.seen != 0 {
 				tr.seen = crossed.Add(time.Duration(test.seen * ms))
 			}
-			if err := tr.follow(logOf(t, test.log), "MemoryPressure", crossed.Add(-time.Second)); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, tr.follow(logOf(t, test.log), "MemoryPressure", crossed.Add(-time.Second)))
 			if got := tr.notice(); got != test.notice {
 				t.Errorf("noticed %s, want %s", got, test.notice)
 			}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 )
 
@@ -16,9 +17,7 @@ func TestRun(t *testing.T) {
 		t.Skip("builds nodeprobe; -short is set")
 	}
 	var stdout bytes.Buffer
-	if err := run(t.Context(), []string{"-dir", t.TempDir(), "-rounds", "1", "-length", "10ms"}, &stdout, os.Stderr); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, run(t.Context(), []string{"-dir", t.TempDir(), "-rounds", "1", "-length", "10ms"}, &stdout, os.Stderr))
 	t.Logf("\n%s", &stdout)
 	for _, want := range []string{
 		`overhead_fork_ratio=\d+\.\d{4} ratio budget=\d+\.\d{4} peer=off_off:\d+\.\d{4}`,
@@ -35,9 +34,7 @@ func TestRun(t *testing.T) {
 
 func TestLoops(t *testing.T) {
 	loops, closeAll, err := newLoops(t.TempDir(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	for _, l := range loops {
 		ns, err := l.run(time.Millisecond)
 		if err != nil || ns <= 0 {

@@ -3,6 +3,8 @@ package agent
 import (
 	"maps"
 	"testing"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 func TestParseMetrics(t *testing.T) {
@@ -13,9 +15,7 @@ nodeprobe_tier_info{reason="no psi=1 here",tier="procfs"} 1
 nodeprobe_bpf_tick_seconds_total 1.5e-05
 nodeprobe_sample_seconds_bucket{le="+Inf"} 4
 `))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	want := map[string]float64{
 		`nodeprobe_tier_info{reason="no psi=1 here",tier="procfs"}`: 1,
 		`nodeprobe_bpf_tick_seconds_total`:                          1.5e-05,

@@ -3,6 +3,7 @@ package agent
 import (
 	"testing"
 
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/process"
 )
 
@@ -10,10 +11,7 @@ import (
 // has failed, the last lines of the agent's log are shown.
 func StartForTest(t testing.TB, spec Spec) *Agent {
 	t.Helper()
-	a, err := Start(t.Context(), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	a := must.Get(Start(t.Context(), spec))(t)
 	t.Cleanup(func() {
 		a.Stop()
 		if t.Failed() {

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // inFakeModule makes a small test module with a program in a nested module, and
@@ -28,12 +30,8 @@ func inFakeModule(t *testing.T) (root string) {
 			"func main() { println(version) }\n",
 	} {
 		file := filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.MkdirAll(filepath.Dir(file), 0o755))
+		must.OK(t, os.WriteFile(file, []byte(content), 0o600))
 	}
 	t.Chdir(filepath.Join(root, "deep/er"))
 	return root
@@ -76,13 +74,8 @@ func TestCached(t *testing.T) {
 
 	// Other pins are another program.
 	mod := filepath.Join(root, "modules/prog/go.mod")
-	data, err := os.ReadFile(mod)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(mod, bytes.ReplaceAll(data, []byte("v1.2.3"), []byte("v1.2.4")), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile(mod))(t)
+	must.OK(t, os.WriteFile(mod, bytes.ReplaceAll(data, []byte("v1.2.3"), []byte("v1.2.4")), 0o600))
 	file, err := Cached(t.Context(), prog, nil)
 	if err != nil || file == files[0] {
 		t.Errorf("after a change of the pins: %s, %v", file, err)
@@ -91,9 +84,7 @@ func TestCached(t *testing.T) {
 
 func TestBuildFailure(t *testing.T) {
 	root := inFakeModule(t)
-	if err := os.WriteFile(filepath.Join(root, "modules/prog/main.go"), []byte("package main\n\nfunc main() { undefined() }\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(root, "modules/prog/main.go"), []byte("package main\n\nfunc main() { undefined() }\n"), 0o600))
 	// Twice: a failure must not count as a result.
 	for range 2 {
 		if _, err := Cached(t.Context(), prog, nil); err == nil || !strings.Contains(err.Error(), "undefined: undefined") {
@@ -104,20 +95,14 @@ func TestBuildFailure(t *testing.T) {
 
 func TestLockWaits(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "lock")
-	unlock, err := Lock(t.Context(), file, "x", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	unlock := must.Get(Lock(t.Context(), file, "x", nil))(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if _, err := Lock(ctx, file, "x", nil); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("second lock: %v", err)
 	}
 	unlock()
-	unlock, err = Lock(t.Context(), file, "x", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	unlock = must.Get(Lock(t.Context(), file, "x", nil))(t)
 	unlock()
 }
 
@@ -129,10 +114,7 @@ func TestRootOutside(t *testing.T) {
 }
 
 func TestModuleVersion(t *testing.T) {
-	root, err := Root()
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := must.Get(Root())(t)
 	for dir, module := range map[string]string{
 		"harness/controlplane/modules/etcd":       "go.etcd.io/etcd/server/v3",
 		"harness/controlplane/modules/kubernetes": "k8s.io/kubernetes",

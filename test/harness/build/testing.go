@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // product is nodeprobe as the tests of one binary share it.
@@ -38,10 +40,7 @@ func ProductForTest(t testing.TB) string {
 // RootForTest returns the root of the product's module.
 func RootForTest(t testing.TB) string {
 	t.Helper()
-	root, err := Root()
-	if err != nil {
-		t.Fatal(err)
-	}
+	root := must.Get(Root())(t)
 	return filepath.Dir(root)
 }
 

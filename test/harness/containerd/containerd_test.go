@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"testing"
 
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 )
 
@@ -14,26 +15,15 @@ func TestContainerd(t *testing.T) {
 	need.Root(t)
 	need.Command(t, "containerd", "containerd")
 	dir := t.TempDir()
-	c, err := Start(t.Context(), Options{Dir: dir})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(Start(t.Context(), Options{Dir: dir}))(t)
 	defer c.Stop()
-	conn, err := net.Dial("unix", c.Socket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	conn := must.Get(net.Dial("unix", c.Socket))(t)
 	conn.Close()
 	for range 2 {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, c.Stop())
 	}
 	<-c.Exited()
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	mounts := must.Get(os.ReadFile("/proc/self/mountinfo"))(t)
 	if bytes.Contains(mounts, []byte(dir)) {
 		t.Errorf("something is still mounted in %s", dir)
 	}
@@ -47,22 +37,15 @@ func TestStartAgain(t *testing.T) {
 	need.Command(t, "ctr", "containerd")
 	dir := t.TempDir()
 	for run := range 2 {
-		c, err := Start(t.Context(), Options{Dir: dir})
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := must.Get(Start(t.Context(), Options{Dir: dir}))(t)
 		defer c.Stop()
 		if run == 0 {
-			if err := ImportImages(t.Context(), c.Socket, 1); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, ImportImages(t.Context(), c.Socket, 1))
 		}
 		out, err := exec.CommandContext(t.Context(), "ctr", "--address", c.Socket, "--namespace", "k8s.io", "images", "ls", "-q").CombinedOutput()
 		if err != nil || !bytes.Contains(out, []byte("registry.example/team/name-0:0")) {
 			t.Errorf("run %d: %v: %s", run, err, out)
 		}
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, c.Stop())
 	}
 }

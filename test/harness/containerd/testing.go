@@ -3,6 +3,7 @@ package containerd
 import (
 	"testing"
 
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/process"
 )
@@ -13,14 +14,9 @@ func StartForTest(t testing.TB, opts Options) *Containerd {
 	t.Helper()
 	need.Root(t)
 	need.Command(t, "containerd", "containerd")
-	c, err := Start(t.Context(), opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(Start(t.Context(), opts))(t)
 	t.Cleanup(func() {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, c.Stop())
 		if t.Failed() {
 			t.Logf("containerd's last lines:\n%s", process.LogTail(c.LogFile, 20))
 		}

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/process"
 	"github.com/nodeprobe/nodeprobe/test/harness/wait"
 )
@@ -26,14 +27,8 @@ func TestMain(m *testing.M) { os.Exit(Main(m)) }
 // clientOf reads a kubeconfig in the way that the product does.
 func clientOf(t *testing.T, kubeconfig string) kubernetes.Interface {
 	t.Helper()
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Get(clientcmd.BuildConfigFromFlags("", kubeconfig))(t)
+	client := must.Get(kubernetes.NewForConfig(config))(t)
 	return client
 }
 
@@ -50,10 +45,7 @@ func newLease(name string) *coordinationv1.Lease {
 
 func TestAdmin(t *testing.T) {
 	cp := StartForTest(t)
-	version, err := clientOf(t, cp.AdminKubeconfig()).Discovery().ServerVersion()
-	if err != nil {
-		t.Fatal(err)
-	}
+	version := must.Get(clientOf(t, cp.AdminKubeconfig()).Discovery().ServerVersion())(t)
 	if !strings.HasPrefix(version.GitVersion, "v1.") {
 		t.Errorf("API server says it is %+v", version)
 	}
@@ -64,10 +56,7 @@ func TestAdmin(t *testing.T) {
 func TestNodeIdentity(t *testing.T) {
 	cp := StartForTest(t)
 	own, other, absent := ObjectName(t), ObjectName(t), ObjectName(t)
-	kubeconfig, err := cp.NodeKubeconfig(own)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := must.Get(cp.NodeKubeconfig(own))(t)
 	node := clientOf(t, kubeconfig)
 	ctx, create := t.Context(), metav1.CreateOptions{}
 
@@ -83,9 +72,7 @@ func TestNodeIdentity(t *testing.T) {
 		t.Errorf("create own Lease: %v", err)
 	}
 
-	if _, err := cp.Client().CoreV1().Nodes().Create(ctx, newNode(other), create); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cp.Client().CoreV1().Nodes().Create(ctx, newNode(other), create))(t)
 	for what, attempt := range map[string]func() error{
 		"create another's Node": func() error {
 			_, err := node.CoreV1().Nodes().Create(ctx, newNode(absent), create)
@@ -108,11 +95,8 @@ func TestNodeIdentity(t *testing.T) {
 
 func TestKubeconfigOfUserWithoutRights(t *testing.T) {
 	cp := StartForTest(t)
-	kubeconfig, err := cp.Kubeconfig("nobody", "some-group")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = clientOf(t, kubeconfig).CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+	kubeconfig := must.Get(cp.Kubeconfig("nobody", "some-group"))(t)
+	_, err := clientOf(t, kubeconfig).CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `"nobody"`) {
 		t.Errorf("list nodes: got %v, want Forbidden for nobody", err)
 	}
@@ -121,24 +105,18 @@ func TestKubeconfigOfUserWithoutRights(t *testing.T) {
 func TestOutageKeepsData(t *testing.T) {
 	cp := StartExclusive(t, Options{})
 	client, ctx := cp.Client(), t.Context()
-	if _, err := client.CoreV1().Nodes().Create(ctx, newNode("outage"), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(client.CoreV1().Nodes().Create(ctx, newNode("outage"), metav1.CreateOptions{}))(t)
 	if err := cp.StartAPIServer(ctx); err == nil {
 		t.Error("StartAPIServer beside a running one: no error")
 	}
-	if err := cp.StopAPIServer(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cp.StopAPIServer())
 	if err := cp.StopAPIServer(); err == nil {
 		t.Error("StopAPIServer twice: no error")
 	}
 	if _, err := client.CoreV1().Nodes().Get(ctx, "outage", metav1.GetOptions{}); err == nil {
 		t.Error("API server answers while stopped")
 	}
-	if err := cp.StartAPIServer(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cp.StartAPIServer(ctx))
 	// Through the old client: same port, same certificates.
 	if _, err := client.CoreV1().Nodes().Get(ctx, "outage", metav1.GetOptions{}); err != nil {
 		t.Errorf("after the outage: %v", err)
@@ -147,17 +125,12 @@ func TestOutageKeepsData(t *testing.T) {
 
 func TestStopLeavesNothing(t *testing.T) {
 	skipIfShort(t)
-	cp, err := Start(t.Context(), Options{AuditLog: true})
-	if err != nil {
-		t.Fatal(err)
-	}
+	cp := must.Get(Start(t.Context(), Options{AuditLog: true}))(t)
 	if _, err := cp.Client().CoreV1().Nodes().Create(t.Context(), newNode("audited"), metav1.CreateOptions{}); err != nil {
 		t.Error(err)
 	}
 	events, err := cp.AuditEvents()
-	if err != nil {
-		t.Error(err)
-	}
+	must.Note(t, err)
 	found := false
 	for _, e := range events {
 		found = found || e.Verb == "create" && e.ObjectRef.Name == "audited" && e.User.Username == "admin" &&
@@ -172,9 +145,7 @@ func TestStopLeavesNothing(t *testing.T) {
 		pids = append(pids, p.PID())
 	}
 	for range 2 {
-		if err := cp.Stop(); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, cp.Stop())
 	}
 	if _, err := os.Stat(cp.Dir()); !os.IsNotExist(err) {
 		t.Errorf("directory after Stop: %v", err)
@@ -190,9 +161,7 @@ func TestEarlyExitShowsLog(t *testing.T) {
 	skipIfShort(t)
 	dir := t.TempDir()
 	// A file where etcd wants its directory.
-	if err := os.WriteFile(dir+"/etcd", nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(dir+"/etcd", nil, 0o600))
 	begin := time.Now()
 	_, err := Start(t.Context(), Options{Dir: dir})
 	if err == nil || !strings.Contains(err.Error(), "etcd ended early") || !strings.Contains(err.Error(), "data") {
@@ -205,21 +174,13 @@ func TestEarlyExitShowsLog(t *testing.T) {
 
 func TestPortClashIsRecognized(t *testing.T) {
 	skipIfShort(t)
-	binaries, err := Build(t.Context(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	listener, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	binaries := must.Get(Build(t.Context(), os.Stderr))(t)
+	listener := must.Get(net.Listen("tcp4", "127.0.0.1:0"))(t)
 	defer listener.Close()
 	taken := listener.Addr().(*net.TCPAddr).Port
 	cp := &ControlPlane{dir: t.TempDir(), binaries: binaries, running: map[*component]*process.Process{}}
 	defer cp.stopProcesses()
-	if err := cp.prepare(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cp.prepare())
 	for _, test := range []struct {
 		component *component
 		port      *int
@@ -231,9 +192,7 @@ func TestPortClashIsRecognized(t *testing.T) {
 		}
 		// The next component needs this one.
 		*test.port = free
-		if err := cp.run(t.Context(), test.component); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, cp.run(t.Context(), test.component))
 	}
 }
 
@@ -249,9 +208,7 @@ func TestStartCanceled(t *testing.T) {
 func TestControllers(t *testing.T) {
 	cp := StartExclusive(t, Options{Controllers: true})
 	client, ctx := cp.Client(), t.Context()
-	if _, err := client.CoreV1().Nodes().Create(ctx, newNode("silent"), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(client.CoreV1().Nodes().Create(ctx, newNode("silent"), metav1.CreateOptions{}))(t)
 	wait.Until(t, readyTimeout, "a controller gives the node a podCIDR", func() error {
 		node, err := client.CoreV1().Nodes().Get(ctx, "silent", metav1.GetOptions{})
 		if err == nil && node.Spec.PodCIDR == "" {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/process"
 )
 
@@ -88,10 +89,7 @@ func StartForTest(t testing.TB) *ControlPlane {
 // KubectlForTest is Kubectl for a test.
 func KubectlForTest(t testing.TB) string {
 	t.Helper()
-	file, err := Kubectl(t.Context(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(Kubectl(t.Context(), os.Stderr))(t)
 	return file
 }
 

@@ -19,6 +19,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/fault"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 func TestMain(m *testing.M) { os.Exit(controlplane.Main(m)) }
@@ -30,17 +31,10 @@ func newNode(t *testing.T) (name string, p *fault.Proxy, client kubernetes.Inter
 	name = controlplane.ObjectName(t)
 	user, groups := controlplane.NodeUser(name)
 	p = fault.StartForTest(t, cp, user, groups...)
-	config, err := clientcmd.BuildConfigFromFlags("", p.Kubeconfig())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if client, err = kubernetes.NewForConfig(config); err != nil {
-		t.Fatal(err)
-	}
+	config := must.Get(clientcmd.BuildConfigFromFlags("", p.Kubeconfig()))(t)
+	client = must.Get(kubernetes.NewForConfig(config))(t)
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	if _, err := client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}))(t)
 	return name, p, client
 }
 
@@ -52,10 +46,7 @@ func patchStatus(ctx context.Context, client kubernetes.Interface, name, reason 
 
 func readyReason(t *testing.T, name string) string {
 	t.Helper()
-	node, err := controlplane.StartForTest(t).Client().CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	node := must.Get(controlplane.StartForTest(t).Client().CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{}))(t)
 	for _, c := range node.Status.Conditions {
 		if c.Type == corev1.NodeReady {
 			return c.Reason
@@ -67,14 +58,9 @@ func readyReason(t *testing.T, name string) string {
 func TestRecordsRequests(t *testing.T) {
 	name, p, client := newNode(t)
 	p.Forget()
-	if err := patchStatus(t.Context(), client, name, "Recorded"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, patchStatus(t.Context(), client, name, "Recorded"))
 	path := "/api/v1/nodes/" + name + "/status"
-	got, err := p.WaitFor(t.Context(), func(r fault.Request) bool { return r.Method == http.MethodPatch })
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must.Get(p.WaitFor(t.Context(), func(r fault.Request) bool { return r.Method == http.MethodPatch }))(t)
 	if got.Path != path || got.Code != http.StatusOK || got.Fault != "" || got.ContentType != string(types.StrategicMergePatchType) ||
 		!strings.Contains(string(got.Body), "Recorded") || time.Since(got.Time) > time.Minute {
 		t.Errorf("recorded %+v", got)
@@ -91,9 +77,7 @@ func TestRecordsRequests(t *testing.T) {
 func TestKeepsIdentity(t *testing.T) {
 	_, _, client := newNode(t)
 	another := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: controlplane.ObjectName(t)}}
-	if _, err := controlplane.StartForTest(t).Client().CoreV1().Nodes().Create(t.Context(), another, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(controlplane.StartForTest(t).Client().CoreV1().Nodes().Create(t.Context(), another, metav1.CreateOptions{}))(t)
 	if err := patchStatus(t.Context(), client, another.Name, "X"); !apierrors.IsForbidden(err) {
 		t.Errorf("patch another's status: got %v, want Forbidden", err)
 	}
@@ -150,9 +134,7 @@ func TestHangAndDelay(t *testing.T) {
 	remove()
 	p.Inject(fault.Rule{Count: 1, Fault: fault.Delay(200 * time.Millisecond)})
 	begin := time.Now()
-	if err := patchStatus(t.Context(), client, name, "Delayed"); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, patchStatus(t.Context(), client, name, "Delayed"))
 	if took := time.Since(begin); took < 200*time.Millisecond {
 		t.Errorf("delayed request took %s", took)
 	}
@@ -196,9 +178,7 @@ func TestRefuse(t *testing.T) {
 	if err := patchStatus(t.Context(), client, name, "Refused"); !errors.Is(err, syscall.ECONNREFUSED) {
 		t.Errorf("got %v, want connection refused", err)
 	}
-	if err := p.Accept(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, p.Accept())
 	if err := patchStatus(t.Context(), client, name, "After"); err != nil {
 		t.Errorf("after the outage: %v", err)
 	}
@@ -209,14 +189,9 @@ func TestWatch(t *testing.T) {
 	name, _, client := newNode(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	w, err := client.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name})
-	if err != nil {
-		t.Fatal(err)
-	}
+	w := must.Get(client.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name}))(t)
 	defer w.Stop()
-	if err := patchStatus(ctx, client, name, "Watched"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, patchStatus(ctx, client, name, "Watched"))
 	for event := range w.ResultChan() {
 		node := event.Object.(*corev1.Node)
 		if len(node.Status.Conditions) > 0 && node.Status.Conditions[0].Reason == "Watched" {

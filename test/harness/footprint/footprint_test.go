@@ -7,23 +7,19 @@ import (
 	"os/exec"
 	"testing"
 	"time"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 func TestReadSelf(t *testing.T) {
-	before, err := Read(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must.Get(Read(os.Getpid()))(t)
 	if before.RSS <= 0 || before.RSSAnon <= 0 || before.RSSAnon+before.RSSFile > before.RSS || before.CPU <= 0 || before.Switches <= 0 {
 		t.Errorf("got %+v", before)
 	}
 
 	const busy = 50 * time.Millisecond
 	for begin := before.CPU; ; {
-		now, err := Read(os.Getpid())
-		if err != nil {
-			t.Fatal(err)
-		}
+		now := must.Get(Read(os.Getpid()))(t)
 		if now.CPU-begin >= busy {
 			break // The clock counts this loop, or the test runs into its timeout.
 		}
@@ -32,9 +28,7 @@ func TestReadSelf(t *testing.T) {
 
 func TestReadEnded(t *testing.T) {
 	cmd := exec.Command("true")
-	if err := cmd.Run(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, cmd.Run())
 	if s, err := Read(cmd.Process.Pid); err == nil {
 		t.Errorf("an ended process: got %+v, want an error", s)
 	}
@@ -47,10 +41,7 @@ func TestMeasure(t *testing.T) {
 	if _, err := Scrape(t.Context(), server.URL); err == nil {
 		t.Error("scrape that is answered 404: no error")
 	}
-	costs, err := Measure(t.Context(), 2500*time.Millisecond, []Subject{subject})
-	if err != nil {
-		t.Fatal(err)
-	}
+	costs := must.Get(Measure(t.Context(), 2500*time.Millisecond, []Subject{subject}))(t)
 	if c := costs["self"]; c.RSS <= 0 || c.RSSMax < c.RSS || c.CPU <= 0 || c.Wakeups <= 0 {
 		t.Errorf("got %+v", c)
 	}

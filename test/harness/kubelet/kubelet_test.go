@@ -11,6 +11,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/containerd"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 )
@@ -31,10 +32,7 @@ func TestKubelet(t *testing.T) {
 		Thresholds: map[string]string{"memory.available": "1Mi"},
 		Config:     Config{"maxPods": 7, "systemReserved": map[string]string{"cpu": "500m"}},
 	})
-	seen, err := history.Wait(t.Context(), time.Time{}, nodewatch.Has(corev1.NodeReady, corev1.ConditionTrue))
-	if err != nil {
-		t.Fatal(err)
-	}
+	seen := must.Get(history.Wait(t.Context(), time.Time{}, nodewatch.Has(corev1.NodeReady, corev1.ConditionTrue)))(t)
 	status := seen.Node.Status
 	if got := status.Allocatable.Pods().Value(); got != 7 {
 		t.Errorf("%d pods, want 7", got)
@@ -43,9 +41,7 @@ func TestKubelet(t *testing.T) {
 		t.Errorf("%dm CPU reserved, want 500", got)
 	}
 	for range 2 {
-		if err := k.Stop(); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, k.Stop())
 	}
 	if after := machine(t); after != before {
 		t.Errorf("the machine was left different: %q, was %q", after, before)
@@ -56,10 +52,7 @@ func TestKubelet(t *testing.T) {
 func machine(t *testing.T) (state string) {
 	t.Helper()
 	for _, name := range tunables {
-		value, err := os.ReadFile(filepath.Join("/proc/sys", name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		value := must.Get(os.ReadFile(filepath.Join("/proc/sys", name)))(t)
 		state += name + "=" + string(value)
 	}
 	for _, dir := range []string{devicePlugins, filepath.Dir(devicePlugins), "/var/log/pods", "/usr/libexec/kubernetes"} {
@@ -72,15 +65,11 @@ func machine(t *testing.T) (state string) {
 
 func TestKeep(t *testing.T) {
 	sysctls := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(sysctls, "vm"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.MkdirAll(filepath.Join(sysctls, "vm"), 0o755))
 	setting := filepath.Join(sysctls, "vm/overcommit_memory")
 	write := func(file, text string) {
 		t.Helper()
-		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, []byte(text), 0o600))
 	}
 	for _, test := range []struct {
 		name, exists string   // below the temporary directory
@@ -93,25 +82,14 @@ func TestKeep(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			top := t.TempDir()
-			if err := os.MkdirAll(filepath.Join(top, test.exists), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.MkdirAll(filepath.Join(top, test.exists), 0o755))
 			write(setting, "0\n")
-			restore, err := keep(sysctls, filepath.Join(top, "kubelet/plugins"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			restore := must.Get(keep(sysctls, filepath.Join(top, "kubelet/plugins")))(t)
 			write(setting, "1\n")
-			if err := os.MkdirAll(filepath.Join(top, "kubelet/plugins"), 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.MkdirAll(filepath.Join(top, test.others), 0o755); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.MkdirAll(filepath.Join(top, "kubelet/plugins"), 0o755))
+			must.OK(t, os.MkdirAll(filepath.Join(top, test.others), 0o755))
 			for range 2 {
-				if err := restore(); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, restore())
 			}
 			if value, err := os.ReadFile(setting); err != nil || string(value) != "0\n" {
 				t.Errorf("setting is %q, %v", value, err)
@@ -136,9 +114,7 @@ func TestUnmount(t *testing.T) {
 	dir := t.TempDir()
 	bind := func() {
 		t.Helper()
-		if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, unix.Mount(dir, dir, "", unix.MS_BIND, ""))
 	}
 	wantMounts := func(want int) {
 		t.Helper()
@@ -152,9 +128,7 @@ func TestUnmount(t *testing.T) {
 	bind()
 	wantMounts(2)
 	for range 2 {
-		if err := unmount(dir, 1); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, unmount(dir, 1))
 		wantMounts(1)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/process"
 )
 
@@ -13,14 +14,9 @@ import (
 func StartForTest(t testing.TB, cp *controlplane.ControlPlane, opts Options) *Kubelet {
 	t.Helper()
 	opts.Log = os.Stderr
-	k, err := Start(t.Context(), cp, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	k := must.Get(Start(t.Context(), cp, opts))(t)
 	t.Cleanup(func() {
-		if err := k.Stop(); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, k.Stop())
 		if t.Failed() {
 			t.Logf("the kubelet's last lines:\n%s", process.LogTail(k.LogFile, 20))
 		}

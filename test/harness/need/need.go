@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // Skip ends the test because of why, as a skip or as a failure.
@@ -41,10 +43,7 @@ func Command(t testing.TB, name, debianPackage string) {
 // test if there is none but loopback's.
 func Address(t testing.TB) string {
 	t.Helper()
-	addresses, err := net.InterfaceAddrs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	addresses := must.Get(net.InterfaceAddrs())(t)
 	for _, a := range addresses {
 		if network, ok := a.(*net.IPNet); ok && network.IP.IsGlobalUnicast() {
 			return network.IP.String()

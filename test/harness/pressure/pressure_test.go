@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 )
 
@@ -31,10 +32,7 @@ func leftovers(t *testing.T, pid int) []string {
 	t.Helper()
 	var left []string
 	for _, depth := range []string{"", "*/"} {
-		found, err := filepath.Glob(fmt.Sprintf("/sys/fs/cgroup/%snodeprobe-test-%d-*", depth, pid))
-		if err != nil {
-			t.Fatal(err)
-		}
+		found := must.Get(filepath.Glob(fmt.Sprintf("/sys/fs/cgroup/%snodeprobe-test-%d-*", depth, pid)))(t)
 		left = append(left, found...)
 	}
 	return left
@@ -42,10 +40,7 @@ func leftovers(t *testing.T, pid int) []string {
 
 func wantUnmounted(t *testing.T, f *Filesystem) {
 	t.Helper()
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
+	mounts := must.Get(os.ReadFile("/proc/self/mountinfo"))(t)
 	if bytes.Contains(mounts, []byte(f.Dir)) {
 		t.Errorf("%s is still mounted", f.Dir)
 	}
@@ -63,17 +58,11 @@ func wantUnmounted(t *testing.T, f *Filesystem) {
 func TestMemory(t *testing.T) {
 	need.Root(t)
 	const mebibytes = 300
-	p, err := Memory(mebibytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(Memory(mebibytes))(t)
 	defer p.Release()
 	// The child's and the cgroup's figures, not the machine's: others use and
 	// give back memory at the same time.
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PIDs()[0]))
-	if err != nil {
-		t.Fatal(err)
-	}
+	status := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PIDs()[0])))(t)
 	var rss int
 	for line := range bytes.Lines(status) {
 		_, _ = fmt.Sscanf(string(line), "RssAnon: %d kB", &rss)
@@ -85,9 +74,7 @@ func TestMemory(t *testing.T) {
 		t.Errorf("cgroup uses %d MiB, want about %d", got>>20, mebibytes)
 	}
 	for range 2 {
-		if err := p.Release(); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, p.Release())
 	}
 	wantNoneLeft(t, os.Getpid())
 }
@@ -99,12 +86,8 @@ func cgroupUsage(t *testing.T, dir string) (usage int64) {
 		if os.IsNotExist(err) {
 			continue
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := fmt.Sscan(string(data), &usage); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
+		must.Get(fmt.Sscan(string(data), &usage))(t)
 		return usage
 	}
 	t.Fatalf("%s has no usage", dir)
@@ -115,26 +98,17 @@ func TestTasks(t *testing.T) {
 	need.Root(t)
 	const n = 5000 // More than one child.
 	_, before, err := systemTasks()
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := Tasks(n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	p := must.Get(Tasks(n))(t)
 	defer p.Release()
 	_, held, err := systemTasks()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	// Others start and end tasks at the same time.
 	if grown := held - before; grown < n-500 || grown > n+500 {
 		t.Errorf("%d more tasks, want about %d", grown, n)
 	}
 	for range 2 {
-		if err := p.Release(); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, p.Release())
 	}
 	if _, after, err := systemTasks(); err != nil || held-after < n-500 {
 		t.Errorf("%d fewer tasks after release (%v), want about %d", held-after, err, n)
@@ -145,22 +119,12 @@ func TestTasks(t *testing.T) {
 func TestContainers(t *testing.T) {
 	need.Root(t)
 	const n = 3
-	p, err := Containers(n)
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(Containers(n))(t)
 	defer p.Release()
-	procs, err := filepath.Glob(filepath.Join(p.Cgroup, "*", "cgroup.procs"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	procs := must.Get(filepath.Glob(filepath.Join(p.Cgroup, "*", "cgroup.procs")))(t)
 	for _, file := range procs {
-		pid, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		// It is this program until it has become cat.
-		comm := []byte(nil)
+		pid := must.Get(os.ReadFile(file))(t)
+		comm, err := []byte(nil), error(nil)
 		for deadline := time.Now().Add(time.Minute); err == nil && string(comm) != "cat\n" && time.Now().Before(deadline); {
 			comm, err = os.ReadFile("/proc/" + strings.TrimSpace(string(pid)) + "/comm")
 		}
@@ -171,19 +135,14 @@ func TestContainers(t *testing.T) {
 	if len(procs) != n {
 		t.Errorf("%d cgroups, want %d", len(procs), n)
 	}
-	if err := p.Release(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, p.Release())
 	wantNoneLeft(t, os.Getpid())
 }
 
 func TestDisk(t *testing.T) {
 	f := DiskForTest(t, 64)
 	available := func() int64 {
-		n, err := f.Available()
-		if err != nil {
-			t.Fatal(err)
-		}
+		n := must.Get(f.Available())(t)
 		return n
 	}
 	empty := available()
@@ -191,31 +150,23 @@ func TestDisk(t *testing.T) {
 		t.Errorf("%d MiB available at first", empty>>20)
 	}
 	for _, want := range []int64{10 << 20, 5 << 20, 0, 20 << 20} {
-		if err := f.Fill(want); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, f.Fill(want))
 		if got := available(); got > want+64<<10 || got < want-64<<10 {
 			t.Errorf("%d bytes available, want %d", got, want)
 		}
 	}
 	for _, want := range []int64{100, 50, 300} {
-		if err := f.TakeInodes(want); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, f.TakeInodes(want))
 		if got, err := f.InodesFree(); err != nil || got != want {
 			t.Errorf("%d inodes free (%v), want %d", got, err, want)
 		}
 	}
-	if err := f.Empty(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, f.Empty())
 	if got := available(); got < empty-1<<20 {
 		t.Errorf("%d bytes available when emptied, %d at first", got, empty)
 	}
 	for range 2 {
-		if err := f.Close(); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, f.Close())
 	}
 	wantUnmounted(t, f)
 }
@@ -247,25 +198,15 @@ func TestKilledParentLeavesNothing(t *testing.T) {
 	need.Root(t)
 	need.Command(t, "mkfs.ext4", "e2fsprogs")
 	if os.Getenv("NODEPROBE_PRESSURE_VICTIM") == "1" {
-		if _, err := Memory(32); err != nil {
-			t.Fatal(err)
-		}
-		f, err := Disk(16)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Get(Memory(32))(t)
+		f := must.Get(Disk(16))(t)
 		fmt.Println("victim", f.Dir)
 		select {}
 	}
 	victim := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$")
 	victim.Env = append(os.Environ(), "NODEPROBE_PRESSURE_VICTIM=1")
-	stdout, err := victim.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := victim.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stdout := must.Get(victim.StdoutPipe())(t)
+	must.OK(t, victim.Start())
 	var dir string
 	for lines := bufio.NewScanner(stdout); lines.Scan(); {
 		if rest, ok := strings.CutPrefix(lines.Text(), "victim "); ok {
@@ -273,9 +214,7 @@ func TestKilledParentLeavesNothing(t *testing.T) {
 			break
 		}
 	}
-	if err := victim.Process.Kill(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, victim.Process.Kill())
 	_ = victim.Wait() // It was killed.
 	if dir == "" {
 		t.Fatal("victim did not get as far")

@@ -3,6 +3,8 @@ package pressure
 import (
 	"testing"
 	"time"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // What a Ramp takes is missing from what is available, and what it gives back is
@@ -20,38 +22,26 @@ func TestRamps(t *testing.T) {
 		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			r, err := test.open(t)
-			if err != nil {
-				t.Fatal(err)
-			}
+			r := must.Get(test.open(t))(t)
 			available := func() int64 {
-				n, err := r.Available()
-				if err != nil {
-					t.Fatal(err)
-				}
+				n := must.Get(r.Available())(t)
 				return n
 			}
 			before := available()
 			for range 2 {
-				if err := r.Take(test.take / 2); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, r.Take(test.take/2))
 			}
 			settled(t, "taken", func() bool {
 				taken := before - available()
 				return taken > test.take-test.slack && taken < test.take+test.slack
 			})
-			if err := r.Give(test.take / 2); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, r.Give(test.take/2))
 			settled(t, "half given back", func() bool { return before-available() < test.take/2+test.slack })
 			if err := r.Give(test.take); err != nil { // more than there is
 				t.Fatal(err)
 			}
 			settled(t, "all given back", func() bool { return before-available() < test.slack })
-			if err := r.Close(); err != nil {
-				t.Error(err)
-			}
+			must.Note(t, r.Close())
 		})
 	}
 }
@@ -60,18 +50,12 @@ func TestRampRefusesTooMuch(t *testing.T) {
 	if _, err := MemoryRamp(1 << 50); err == nil {
 		t.Error("MemoryRamp of a PiB: no error")
 	}
-	tasks, err := TaskRamp()
-	if err != nil {
-		t.Fatal(err)
-	}
+	tasks := must.Get(TaskRamp())(t)
 	defer tasks.Close()
 	if err := tasks.Take(9000); err == nil {
 		t.Error("9000 tasks: no error")
 	}
-	r, err := MemoryRamp(1 << 20)
-	if err != nil {
-		t.Fatal(err)
-	}
+	r := must.Get(MemoryRamp(1 << 20))(t)
 	defer r.Close()
 	if err := r.Take(2 << 20); err == nil {
 		t.Error("more than the most: no error")

@@ -3,6 +3,7 @@ package pressure
 import (
 	"testing"
 
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 )
 
@@ -13,14 +14,9 @@ func DiskForTest(t testing.TB, mebibytes int) *Filesystem {
 	need.Root(t)
 	need.Command(t, "mkfs.ext4", "e2fsprogs")
 	need.Command(t, "mount", "mount")
-	fs, err := Disk(mebibytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	fs := must.Get(Disk(mebibytes))(t)
 	t.Cleanup(func() {
-		if err := fs.Close(); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, fs.Close())
 	})
 	return fs
 }

@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 func alive(pid int) bool { return syscall.Kill(pid, 0) == nil }
@@ -27,10 +29,7 @@ func waitGone(t *testing.T, pid int) {
 
 func start(t *testing.T, script string) *Process {
 	t.Helper()
-	p, err := Start(Spec{Name: "script", Path: "/bin/sh", Args: []string{"-c", script}, LogFile: filepath.Join(t.TempDir(), "log")})
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := must.Get(Start(Spec{Name: "script", Path: "/bin/sh", Args: []string{"-c", script}, LogFile: filepath.Join(t.TempDir(), "log")}))(t)
 	t.Cleanup(func() { p.Stop(0) })
 	return p
 }
@@ -114,9 +113,7 @@ func TestStartMissingProgram(t *testing.T) {
 
 func TestLogTail(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "log")
-	if err := os.WriteFile(file, []byte(strings.Repeat("long line\n", 100_000)+"a\nb\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(strings.Repeat("long line\n", 100_000)+"a\nb\n"), 0o600))
 	if got := LogTail(file, 2); got != "\ta\n\tb" {
 		t.Errorf("got %q", got)
 	}
@@ -133,18 +130,11 @@ func TestDiesWithParent(t *testing.T) {
 	}
 	victim := exec.Command("/proc/self/exe", "-test.run=^TestDiesWithParent$")
 	victim.Env = append(os.Environ(), "NODEPROBE_PROCESS_VICTIM=1")
-	stdout, err := victim.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := victim.Start(); err != nil {
-		t.Fatal(err)
-	}
+	stdout := must.Get(victim.StdoutPipe())(t)
+	must.OK(t, victim.Start())
 	var pid int
 	_, scanErr := fmt.Fscanf(stdout, "child %d\n", &pid)
-	if err := victim.Process.Kill(); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, victim.Process.Kill())
 	_ = victim.Wait() // It was killed.
 	if scanErr != nil {
 		t.Fatal(scanErr)
@@ -153,10 +143,7 @@ func TestDiesWithParent(t *testing.T) {
 }
 
 func TestFreePorts(t *testing.T) {
-	ports, err := FreePorts(3)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ports := must.Get(FreePorts(3))(t)
 	if len(ports) != 3 || ports[0] == ports[1] || ports[1] == ports[2] || ports[0] == ports[2] {
 		t.Errorf("got %v", ports)
 	}

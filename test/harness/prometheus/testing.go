@@ -3,6 +3,7 @@ package prometheus
 import (
 	"testing"
 
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/process"
 )
@@ -12,14 +13,8 @@ import (
 func StartForTest(t testing.TB, dir string, config any) *Server {
 	t.Helper()
 	need.Command(t, "prometheus", "prometheus")
-	file, err := WriteConfig(dir, config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s, err := Start(t.Context(), dir, file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	file := must.Get(WriteConfig(dir, config))(t)
+	s := must.Get(Start(t.Context(), dir, file))(t)
 	t.Cleanup(func() {
 		s.Stop()
 		if t.Failed() {

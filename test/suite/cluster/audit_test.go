@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 const identity = "system:serviceaccount:nodeprobe:nodeprobe"
@@ -18,10 +19,7 @@ const identity = "system:serviceaccount:nodeprobe:nodeprobe"
 // time: conditions of ours and Events, and all of it was allowed.
 func wantOnlyOurs(t *testing.T, cp *controlplane.ControlPlane, user, node string, since time.Time) {
 	t.Helper()
-	all, err := cp.AuditEvents()
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(cp.AuditEvents())(t)
 	patches, events := 0, 0
 	for _, e := range all {
 		if e.User.Username != user || e.RequestReceivedTimestamp.Before(since) || e.Reads() {
@@ -78,9 +76,7 @@ func wantOwns(t *testing.T, node *corev1.Node) {
 		}
 		found = true
 		var fields map[string]map[string]map[string]any
-		if err := json.Unmarshal(m.FieldsV1.GetRawBytes(), &fields); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, json.Unmarshal(m.FieldsV1.GetRawBytes(), &fields))
 		conditions := fields["f:status"]["f:conditions"]
 		if len(fields) != 1 || len(fields["f:status"]) != 1 {
 			t.Errorf("more of the Node than conditions is ours: %s", m.FieldsV1.GetRawString())

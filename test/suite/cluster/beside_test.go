@@ -19,6 +19,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
@@ -41,10 +42,7 @@ func TestBeside(t *testing.T) {
 	begin := time.Now()
 	k := newKubeletWriter(t, cp)
 	history := nodewatch.FollowForTest(t, cp.Client(), besideNode)
-	kubeconfig, err := cp.Kubeconfig(besideUser, "system:masters")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := must.Get(cp.Kubeconfig(besideUser, "system:masters"))(t)
 	a := agent.StartForTest(t, agent.Spec{
 		Binary: build.ProductForTest(t), Dir: t.TempDir(), NodeName: besideNode, Kubeconfig: kubeconfig,
 		Config: agent.Own().With(agent.Config{
@@ -67,9 +65,7 @@ func TestBeside(t *testing.T) {
 	}
 	// What was the kubelet's last word still is, once the watch has told.
 	k.write(t.Context())
-	if _, err := history.Wait(within(t, ours), begin, func(n *corev1.Node) bool { return n.ResourceVersion == k.last }); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(history.Wait(within(t, ours), begin, func(n *corev1.Node) bool { return n.ResourceVersion == k.last }))(t)
 	k.wantKept(history.All())
 	wantOnlyOurs(t, cp, besideUser, besideNode, begin)
 	if lease, err := cp.Client().CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(t.Context(), besideNode, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
@@ -108,24 +104,14 @@ type kubeletWriter struct {
 func newKubeletWriter(t *testing.T, cp *controlplane.ControlPlane) *kubeletWriter {
 	t.Helper()
 	user, groups := controlplane.NodeUser(besideNode)
-	config, err := cp.ConfigFor(user, groups...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Get(cp.ConfigFor(user, groups...))(t)
+	client := must.Get(kubernetes.NewForConfig(config))(t)
 	k := &kubeletWriter{t: t, client: client, wrote: map[string]corev1.ConditionStatus{}}
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: besideNode, Labels: map[string]string{"a": "b"}}}
-	if _, err := client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{FieldManager: "kubelet"}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{FieldManager: "kubelet"}))(t)
 	k.write(t.Context())
 	third := fmt.Appendf(nil, `{"status":{"conditions":[{"type":%q,"status":"True","reason":"Foreign"}]}}`, foreign)
-	if _, err := cp.Client().CoreV1().Nodes().PatchStatus(t.Context(), besideNode, third); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cp.Client().CoreV1().Nodes().PatchStatus(t.Context(), besideNode, third))(t)
 	return k
 }
 
@@ -157,14 +143,8 @@ func (k *kubeletWriter) write(ctx context.Context) {
 			Type: kind, Status: status, Reason: "Kubelet" + string(status), LastHeartbeatTime: now, LastTransitionTime: now,
 		})
 	}
-	patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": conditions}})
-	if err != nil {
-		k.t.Fatal(err)
-	}
-	node, err := k.client.CoreV1().Nodes().Patch(ctx, besideNode, types.StrategicMergePatchType, patch, metav1.PatchOptions{FieldManager: "kubelet"}, "status")
-	if err != nil {
-		k.t.Fatal(err)
-	}
+	patch := must.Get(json.Marshal(map[string]any{"status": map[string]any{"conditions": conditions}}))(k.t)
+	node := must.Get(k.client.CoreV1().Nodes().Patch(ctx, besideNode, types.StrategicMergePatchType, patch, metav1.PatchOptions{FieldManager: "kubelet"}, "status"))(k.t)
 	k.last = node.ResourceVersion
 	k.wrote[k.last] = status
 }

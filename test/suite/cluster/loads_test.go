@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
@@ -39,9 +40,7 @@ func (s *stage) pressAndRelease(t *testing.T, meanwhile func()) {
 		begun := map[*pressure.Load]time.Time{}
 		for _, l := range s.loads {
 			begun[l] = time.Now()
-			if err := phase.do(l); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, phase.do(l))
 			if phase.status == corev1.ConditionTrue {
 				t.Cleanup(func() { _ = l.Release() }) // once more, if the test ends early
 			}

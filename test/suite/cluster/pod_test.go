@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // oomKill has a pod take more memory than it may, and wants nodeprobe to say which
@@ -68,26 +69,18 @@ func (s *stage) oomKill(t *testing.T) {
 		}
 		return errors.New("there are only " + strings.Join(others, "; "))
 	})
-	if err := pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{}))
 }
 
 // wantHealthy wants the pod never to have been restarted or evicted, and to see as
 // much as a process of the host's.
 func (s *stage) wantHealthy(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
-	now, err := s.client.CoreV1().Pods(namespace).Get(t.Context(), pod.Name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	now := must.Get(s.client.CoreV1().Pods(namespace).Get(t.Context(), pod.Name, metav1.GetOptions{}))(t)
 	if now.UID != pod.UID || now.Status.Phase != corev1.PodRunning || now.Status.ContainerStatuses[0].RestartCount > 0 {
 		t.Errorf("the pod has not lasted: %+v", now.Status)
 	}
-	metrics, err := agent.ReadMetrics(t.Context(), s.metricsAddress())
-	if err != nil {
-		t.Fatal(err)
-	}
+	metrics := must.Get(agent.ReadMetrics(t.Context(), s.metricsAddress()))(t)
 	for series, value := range metrics {
 		switch {
 		case strings.HasPrefix(series, "nodeprobe_tier_info"):
@@ -104,15 +97,9 @@ func (s *stage) wantHealthy(t *testing.T, pod *corev1.Pod) {
 // bpfPrograms returns the IDs of the BPF programs that the pod has loaded.
 func (s *stage) bpfPrograms(t *testing.T, pod *corev1.Pod) (ids []uint32) {
 	t.Helper()
-	pids, err := processesOf(s.dir, string(pod.UID))
-	if err != nil {
-		t.Fatal(err)
-	}
+	pids := must.Get(processesOf(s.dir, string(pod.UID)))(t)
 	for _, pid := range pids {
-		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid))
-		if err != nil {
-			t.Fatal(err)
-		}
+		files := must.Get(filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid)))(t)
 		for _, name := range files {
 			file, err := os.Open(name)
 			if err != nil {

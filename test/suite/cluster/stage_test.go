@@ -19,6 +19,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/containerd"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/kubelet"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
@@ -163,9 +164,7 @@ func (s *stage) eventually(t *testing.T, what string, check func() error) {
 
 func (s *stage) must(err error) {
 	s.t.Helper()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must.OK(s.t, err)
 }
 
 // metricsAddress is where nodeprobe serves, in the host's network.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
@@ -52,9 +53,7 @@ func (s *stage) augments(t *testing.T, pod *rest.Config, user string, config age
 		}
 		return nil
 	})
-	if err := fs.Fill(10 << 20); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, fs.Fill(10<<20))
 	s.waitCondition(corev1.ConditionTrue)
 	s.eventually("there is an event", func() error {
 		events, err := s.cp.Client().CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=a,reason=DiskIsShort"})
@@ -63,9 +62,7 @@ func (s *stage) augments(t *testing.T, pod *rest.Config, user string, config age
 		}
 		return err
 	})
-	if err := fs.Empty(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, fs.Empty())
 	s.waitCondition(corev1.ConditionFalse)
 	if c := nodewatch.Condition(s.node("a"), corev1.NodeConditionType(longType)); len(c.Message) != 2048 || c.Reason != longReason {
 		t.Errorf("a long condition has a message of %d bytes and reason %s", len(c.Message), c.Reason)
@@ -95,10 +92,7 @@ func (s *stage) augments(t *testing.T, pod *rest.Config, user string, config age
 // start runs nodeprobe as node a's until the test ends.
 func (s *stage) start(pod *rest.Config, config agent.Config) *agent.Agent {
 	s.t.Helper()
-	kubeconfig, err := s.cp.WriteKubeconfig("pod", pod)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	kubeconfig := must.Get(s.cp.WriteKubeconfig("pod", pod))(s.t)
 	return agent.StartForTest(s.t, agent.Spec{
 		Binary: build.ProductForTest(s.t), Dir: s.t.TempDir(), NodeName: "a", Kubeconfig: kubeconfig, Config: agent.Own().With(config),
 	})
@@ -119,10 +113,7 @@ func (s *stage) waitCondition(want corev1.ConditionStatus) {
 // object is an answer.
 func (s *stage) requests(user string, expected ...string) map[string]int {
 	s.t.Helper()
-	all, err := s.cp.AuditEvents()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	all := must.Get(s.cp.AuditEvents())(s.t)
 	requests := map[string]int{}
 	for _, e := range all {
 		if !strings.HasPrefix(e.UserAgent, "nodeprobe/") {

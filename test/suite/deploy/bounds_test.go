@@ -13,6 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // fields is an object, or a part of one.
@@ -33,10 +35,7 @@ func (f fields) with(others fields) fields {
 
 func encode(t *testing.T, v any) []byte {
 	t.Helper()
-	text, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(json.Marshal(v))(t)
 	return text
 }
 
@@ -108,10 +107,7 @@ func (s *stage) boundsNode(t *testing.T, onA kubernetes.Interface) {
 			Type: corev1.NodeConditionType(fmt.Sprintf("example.com/Other%d", i)), Status: corev1.ConditionFalse, Reason: "NoProblem",
 		})
 	}
-	before, err := s.cp.Client().CoreV1().Nodes().UpdateStatus(ctx, before, metav1.UpdateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	before = must.Get(s.cp.Client().CoreV1().Nodes().UpdateStatus(ctx, before, metav1.UpdateOptions{}))(t)
 	patch := func(kind types.PatchType, body []byte, manager string, dryRun ...string) error {
 		opts := metav1.PatchOptions{DryRun: dryRun}
 		if kind == types.ApplyPatchType {
@@ -182,9 +178,7 @@ func (s *stage) boundsNode(t *testing.T, onA kubernetes.Interface) {
 
 	// Each name under which something is applied has an entry in managedFields.
 	full := conditions(64, fields{"reason": repeated(128), "message": repeated(2048)})
-	if err := patch(types.StrategicMergePatchType, nodePatch(t, types.StrategicMergePatchType, before, full...), ""); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, patch(types.StrategicMergePatchType, nodePatch(t, types.StrategicMergePatchType, before, full...), ""))
 	for _, manager := range []string{"nodeprobe", "kubectl", "x"} {
 		err := patch(types.ApplyPatchType, nodePatch(t, types.ApplyPatchType, before, full...), manager)
 		if manager != "nodeprobe" {
@@ -224,9 +218,7 @@ func (s *stage) boundsEvents(t *testing.T, onA kubernetes.Interface) {
 	}
 	dry := []string{metav1.DryRunAll}
 	const name = "a.18a2b3c4d5e6f708"
-	if err := create(s.event(name), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, create(s.event(name), metav1.CreateOptions{}))
 	for kind, body := range map[types.PatchType][]byte{
 		types.StrategicMergePatchType: encode(t, fields{"count": 2, "message": "again"}),
 		types.MergePatchType:          encode(t, fields{"count": 3, "message": "again"}),
@@ -360,9 +352,7 @@ func (s *stage) boundsEvents(t *testing.T, onA kubernetes.Interface) {
 	}
 	_, err := onA.EventsV1().Events("default").Patch(ctx, name, types.MergePatchType,
 		encode(t, fields{"series": fields{"count": 2, "lastObservedTime": "2026-01-02T03:04:05.000000Z"}}), metav1.PatchOptions{DryRun: dry})
-	if err := wantError(err, noField+"series"); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, wantError(err, noField+"series"))
 	elsewhere := s.event("a.4").with(meta(fields{"namespace": "kube-system"})).with(about(fields{"namespace": "kube-system"}))
 	s.eventually("the policy refuses events elsewhere", func() error {
 		return wantError(onA.CoreV1().RESTClient().Post().Namespace("kube-system").Resource("events").Body(encode(t, elsewhere)).
@@ -383,17 +373,11 @@ func check(err error, want string) error {
 func (s *stage) allow(group string, resources ...string) {
 	s.t.Helper()
 	ctx, name := s.t.Context(), metav1.ObjectMeta{GenerateName: "too-much-"}
-	role, err := s.cp.Client().RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: name, Rules: []rbacv1.PolicyRule{
+	role := must.Get(s.cp.Client().RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: name, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{group}, Resources: resources, Verbs: []string{"*"}},
-	}}, metav1.CreateOptions{})
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	_, err = s.cp.Client().RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+	}}, metav1.CreateOptions{}))(s.t)
+	must.Get(s.cp.Client().RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: name, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
 		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "nodeprobe", Name: "nodeprobe"}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(s.t)
 }

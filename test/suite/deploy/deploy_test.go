@@ -24,6 +24,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
 
@@ -73,9 +74,7 @@ func TestKustomizations(t *testing.T) {
 			rendered := run(t, nil, kubectl, "kustomize", filepath.Join(root, dir))
 			ds, config := parse(t, rendered)
 			checkPod(t, &ds)
-			if err := want.also(&ds); err != nil {
-				t.Error(err)
-			}
+			must.Note(t, want.also(&ds))
 			if !strings.Contains(config, "\nmode: "+want.mode+"\n") {
 				t.Errorf("configuration is not in mode %s:\n%s", want.mode, config)
 			}
@@ -94,9 +93,7 @@ func TestKustomizations(t *testing.T) {
 			}
 
 			file := filepath.Join(t.TempDir(), "config.yaml")
-			if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(file, []byte(config), 0o644))
 			run(t, nil, binary, "config", "check", file)
 			// --help parses the flags that stand before it, and runs nothing.
 			run(t, nil, binary, append(spec.Containers[0].Args, "--help")...)
@@ -114,16 +111,13 @@ func TestKustomizations(t *testing.T) {
 // directories returns those below root that hold a kustomization.
 func directories(t *testing.T, root string) (dirs []string) {
 	t.Helper()
-	err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+	must.OK(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.Name() == "kustomization.yaml" {
 			dir, _ := filepath.Rel(root, filepath.Dir(path)) // path is below root
 			dirs = append(dirs, dir)
 		}
 		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))
 	return dirs
 }
 
@@ -170,10 +164,7 @@ func checkPod(t *testing.T, ds *appsv1.DaemonSet) {
 func TestImage(t *testing.T) {
 	root := build.RootForTest(t)
 	kubectl := controlplane.KubectlForTest(t)
-	makefile, err := os.ReadFile(filepath.Join(root, "Makefile"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	makefile := must.Get(os.ReadFile(filepath.Join(root, "Makefile")))(t)
 	version := regexp.MustCompile(`(?m)^VERSION +\?= (.+)$`).FindSubmatch(makefile)
 	if version == nil {
 		t.Fatal("the Makefile has no VERSION")
@@ -219,9 +210,7 @@ func serviceAccount(t *testing.T, rendered []byte) (name string) {
 	t.Helper()
 	for document := range bytes.SplitSeq(rendered, []byte("\n---\n")) {
 		var object metav1.PartialObjectMetadata
-		if err := yaml.Unmarshal(document, &object); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, yaml.Unmarshal(document, &object))
 		if object.Kind == "ServiceAccount" {
 			name = object.Name
 		}
@@ -234,19 +223,13 @@ func parse(t *testing.T, rendered []byte) (ds appsv1.DaemonSet, config string) {
 	t.Helper()
 	for document := range bytes.SplitSeq(rendered, []byte("\n---\n")) {
 		var kind struct{ Kind string }
-		if err := yaml.Unmarshal(document, &kind); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, yaml.Unmarshal(document, &kind))
 		switch kind.Kind {
 		case "DaemonSet":
-			if err := yaml.UnmarshalStrict(document, &ds); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, yaml.UnmarshalStrict(document, &ds))
 		case "ConfigMap":
 			var m corev1.ConfigMap
-			if err := yaml.UnmarshalStrict(document, &m); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, yaml.UnmarshalStrict(document, &m))
 			config = m.Data["config.yaml"]
 		}
 	}

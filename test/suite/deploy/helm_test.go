@@ -19,17 +19,15 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // helm returns a Helm of the version in modules/helm.
 func helm(t *testing.T) string {
 	t.Helper()
-	file, err := build.Cached(t.Context(), build.Target{
+	file := must.Get(build.Cached(t.Context(), build.Target{
 		Name: "helm", Dir: "suite/deploy/modules/helm", Package: "helm.sh/helm/v4/cmd/helm", Module: "helm.sh/helm/v4",
-	}, os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, os.Stderr))(t)
 	// None of the user's settings, plugins or clusters.
 	for _, name := range []string{"HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"} {
 		t.Setenv(name, t.TempDir())
@@ -77,13 +75,9 @@ func TestHelm(t *testing.T) {
 			rendered := run(t, nil, helm, append([]string{"template", tt.release, chart}, values...)...)
 			ds, config := parse(t, rendered)
 			checkPod(t, &ds)
-			if err := tt.also(&ds); err != nil {
-				t.Error(err)
-			}
+			must.Note(t, tt.also(&ds))
 			file := filepath.Join(t.TempDir(), "config.yaml")
-			if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(file, []byte(config), 0o644))
 			run(t, nil, binary, "config", "check", file)
 			run(t, rendered, kubectl, admin, "apply", "--dry-run=server", "--validate=strict", "-f", "-")
 			run(t, nil, helm, append([]string{"install", tt.release, chart, admin, "--dry-run=server"}, values...)...)
@@ -153,10 +147,7 @@ func TestHelmNames(t *testing.T) {
 				t.Errorf("got endpoints %v, want %v", endpoints, want)
 			}
 		case "PrometheusRule":
-			file, err := os.ReadFile(filepath.Join(deploy, "prometheus", "rules", "prometheusrule.yaml"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			file := must.Get(os.ReadFile(filepath.Join(deploy, "prometheus", "rules", "prometheusrule.yaml")))(t)
 			if want := objects(t, file)[0].Object["spec"]; !reflect.DeepEqual(o.Object["spec"], want) || o.GetLabels()["release"] != "x" {
 				t.Errorf("got labels %v and other rules than deploy/prometheus, or those", o.GetLabels())
 			}
@@ -225,9 +216,7 @@ func objects(t *testing.T, rendered []byte) (all []unstructured.Unstructured) {
 	t.Helper()
 	for document := range bytes.SplitSeq(append([]byte("\n"), rendered...), []byte("\n---\n")) {
 		var o unstructured.Unstructured
-		if err := yaml.Unmarshal(document, &o.Object); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, yaml.Unmarshal(document, &o.Object))
 		if len(o.Object) > 0 {
 			all = append(all, o)
 		}
@@ -249,9 +238,7 @@ func essence(t *testing.T, rendered []byte) map[string]any {
 			o.SetName("")
 			config, _, _ := unstructured.NestedString(o.Object, "data", "config.yaml")
 			var fields any
-			if err := yaml.Unmarshal([]byte(config), &fields); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, yaml.Unmarshal([]byte(config), &fields))
 			o.Object["data"] = fields
 		case "DaemonSet":
 			spec := o.Object["spec"].(map[string]any)

@@ -20,6 +20,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/wait"
 )
 
@@ -64,12 +65,8 @@ func (s *stage) createNode(name string) {
 	for i := range 60 {
 		node.Labels[fmt.Sprintf("example.com/label-%d", i)] = strings.Repeat("x", 60)
 	}
-	if _, err := s.cp.Client().CoreV1().Nodes().Create(s.t.Context(), node, metav1.CreateOptions{}); err != nil {
-		s.t.Fatal(err)
-	}
-	if err := s.postAsKubelet(name, corev1.ConditionTrue); err != nil {
-		s.t.Fatal(err)
-	}
+	must.Get(s.cp.Client().CoreV1().Nodes().Create(s.t.Context(), node, metav1.CreateOptions{}))(s.t)
+	must.OK(s.t, s.postAsKubelet(name, corev1.ConditionTrue))
 }
 
 // postAsKubelet writes the status of a Node with its kubelet's identity.
@@ -145,10 +142,7 @@ func (s *stage) config(pod *corev1.Pod) *rest.Config {
 	if pod != nil {
 		account = pod.Spec.ServiceAccountName
 	}
-	answer, err := s.cp.Client().CoreV1().ServiceAccounts("nodeprobe").CreateToken(s.t.Context(), account, request, metav1.CreateOptions{})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	answer := must.Get(s.cp.Client().CoreV1().ServiceAccounts("nodeprobe").CreateToken(s.t.Context(), account, request, metav1.CreateOptions{}))(s.t)
 	config := s.cp.Config()
 	config.CertData, config.KeyData, config.BearerToken = nil, nil, answer.Status.Token
 	return config
@@ -156,10 +150,7 @@ func (s *stage) config(pod *corev1.Pod) *rest.Config {
 
 func (s *stage) client(config *rest.Config) kubernetes.Interface {
 	s.t.Helper()
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	client := must.Get(kubernetes.NewForConfig(config))(s.t)
 	return client
 }
 

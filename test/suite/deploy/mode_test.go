@@ -7,6 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // Who goes from augment to observe loses the identity: a DaemonSet that still named it
@@ -17,10 +18,7 @@ func TestModeChanges(t *testing.T) {
 	s := newStage(t, "identity", "base")
 	wantAccount := func(name, when, want string) {
 		t.Helper()
-		ds, err := s.cp.Client().AppsV1().DaemonSets("nodeprobe").Get(t.Context(), name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		ds := must.Get(s.cp.Client().AppsV1().DaemonSets("nodeprobe").Get(t.Context(), name, metav1.GetOptions{}))(t)
 		if spec := ds.Spec.Template.Spec; spec.ServiceAccountName != want || *spec.AutomountServiceAccountToken != (want == name) {
 			t.Errorf("%s: service account %q, token %t", when, spec.ServiceAccountName, *spec.AutomountServiceAccountToken)
 		}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // monitor is what a PodMonitor and a ServiceMonitor have in common with what they
@@ -38,14 +39,9 @@ func TestMonitors(t *testing.T) {
 	} {
 		t.Run(component, func(t *testing.T) {
 			overlay := t.TempDir()
-			deploy, err := filepath.Rel(overlay, filepath.Join(build.RootForTest(t), "deploy"))
-			if err != nil {
-				t.Fatal(err)
-			}
+			deploy := must.Get(filepath.Rel(overlay, filepath.Join(build.RootForTest(t), "deploy")))(t)
 			text := fmt.Sprintf("resources: [%[1]s/base]\ncomponents: [%[1]s/prometheus/%[2]s]\n", deploy, component)
-			if err := os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), []byte(text), 0o600))
 			rendered := run(t, nil, kubectl, "kustomize", overlay)
 			daemonSet, _ := parse(t, rendered)
 			pod := daemonSet.Spec.Template
@@ -54,17 +50,13 @@ func TestMonitors(t *testing.T) {
 			var service corev1.Service
 			for document := range bytes.SplitSeq(rendered, []byte("\n---\n")) {
 				var m monitor
-				if err := yaml.Unmarshal(document, &m); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, yaml.Unmarshal(document, &m))
 				labels := pod.Labels
 				switch m.Kind {
 				case "Namespace", "ConfigMap", "DaemonSet", "ResourceQuota":
 					continue
 				case "Service":
-					if err := yaml.UnmarshalStrict(document, &service); err != nil {
-						t.Fatal(err)
-					}
+					must.OK(t, yaml.UnmarshalStrict(document, &service))
 					if !within(service.Spec.Selector, pod.Labels) || service.Spec.Ports[0].TargetPort.StrVal != pod.Spec.Containers[0].Ports[0].Name {
 						t.Errorf("the Service does not find the pods: %+v", service.Spec)
 					}

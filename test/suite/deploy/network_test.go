@@ -12,6 +12,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // The NetworkPolicy to take is about nodeprobe's pods and their port, and lets somebody
@@ -22,14 +23,9 @@ func TestNetworkPolicy(t *testing.T) {
 	cp := controlplane.StartForTest(t)
 	root := filepath.Join(build.RootForTest(t), "deploy")
 	overlay := t.TempDir()
-	deploy, err := filepath.Rel(overlay, root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	deploy := must.Get(filepath.Rel(overlay, root))(t)
 	kustomization := fmt.Sprintf("resources: [%[1]s/namespace, %[1]s/base]\ncomponents: [%[1]s/network-policy]\n", deploy)
-	if err := os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), []byte(kustomization), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), []byte(kustomization), 0o600))
 	rendered := run(t, nil, kubectl, "kustomize", overlay)
 	admin := "--kubeconfig=" + cp.AdminKubeconfig()
 	run(t, nil, kubectl, admin, "apply", "-k", filepath.Join(root, "namespace"))
@@ -40,9 +36,7 @@ func TestNetworkPolicy(t *testing.T) {
 	var policy networkingv1.NetworkPolicy
 	for _, o := range objects(t, rendered) {
 		if o.GetKind() == "NetworkPolicy" {
-			if err := runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &policy); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o.Object, &policy))
 		}
 	}
 	if !within(policy.Spec.PodSelector.MatchLabels, ds.Spec.Template.Labels) || policy.Namespace != ds.Namespace {

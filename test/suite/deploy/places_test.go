@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // On nodes of other systems, and on those that are no machines, the pods of a
@@ -21,9 +22,7 @@ func TestPlaces(t *testing.T) {
 		"virtual-kubelet": {"kubernetes.io/os": "linux", "type": "virtual-kubelet"},
 	} {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}
-		if _, err := s.cp.Client().CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(s.cp.Client().CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}))(t)
 	}
 	s.run("apply", "--validate=strict", "-k", filepath.Join(build.RootForTest(t), "deploy", "base"))
 	s.run("apply", "--validate=strict", "-k", filepath.Join(build.RootForTest(t), "deploy", "overlays", "own"))

@@ -12,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // patchStatus sends a strategic-merge patch of a Node's status.
@@ -61,9 +63,7 @@ func TestIdentity(t *testing.T) {
 		foreign  = "nodeprobe may not add, change or remove conditions of others: "
 	)
 	ofB := event("b", "nodeprobe")
-	if err := post(onB, ofB); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, post(onB, ofB))
 	ctx := t.Context()
 	for _, tt := range []struct {
 		name string
@@ -153,9 +153,7 @@ func TestIdentity(t *testing.T) {
 	// The status brings no spec along: the API server drops it before policies see
 	// it. Should somebody's role allow more, the policy still holds.
 	taint := `{"spec":{"taints":[{"key":"x","effect":"NoExecute"}]}}`
-	if err := patchStatus(t, onA, "a", taint, metav1.PatchOptions{}); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, patchStatus(t, onA, "a", taint, metav1.PatchOptions{}))
 	s.allow("", "nodes", "nodes/status")
 	s.eventually("the policy refuses a taint", func() error {
 		_, err := onA.CoreV1().Nodes().Patch(ctx, "a", types.StrategicMergePatchType, []byte(taint), metav1.PatchOptions{})
@@ -174,9 +172,6 @@ func TestIdentity(t *testing.T) {
 // node returns a Node as it now is.
 func (s *stage) node(name string) *corev1.Node {
 	s.t.Helper()
-	node, err := s.cp.Client().CoreV1().Nodes().Get(context.Background(), name, metav1.GetOptions{})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	node := must.Get(s.cp.Client().CoreV1().Nodes().Get(context.Background(), name, metav1.GetOptions{}))(s.t)
 	return node
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 )
 
@@ -24,10 +25,7 @@ func TestSystemd(t *testing.T) {
 	t.Run("product accepts the configuration", func(t *testing.T) {
 		run(t, nil, binary, "config", "check", filepath.Join(dir, "config.yaml"))
 	})
-	text, err := os.ReadFile(filepath.Join(dir, "nodeprobe.service"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(os.ReadFile(filepath.Join(dir, "nodeprobe.service")))(t)
 	command := regexp.MustCompile(`(?m)^ExecStart=(\S+) (.*)$`).FindSubmatch(text)
 	if command == nil {
 		t.Fatalf("no ExecStart in\n%s", text)
@@ -38,9 +36,7 @@ func TestSystemd(t *testing.T) {
 
 	// systemd wants the program to be there.
 	unit := filepath.Join(t.TempDir(), "nodeprobe.service")
-	if err := os.WriteFile(unit, []byte(strings.Replace(string(text), string(command[1]), binary, 1)), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(unit, []byte(strings.Replace(string(text), string(command[1]), binary, 1)), 0o644))
 	t.Run("systemd accepts the unit", func(t *testing.T) {
 		need.Command(t, "systemd-analyze", "systemd")
 		out, err := exec.CommandContext(t.Context(), "systemd-analyze", "verify", "--man=no", unit).CombinedOutput()

@@ -7,16 +7,14 @@ import (
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // requests returns what a program has asked the API server for since a time, by
 // its user agent: a kubelet and nodeprobe are the same user.
 func requests(t *testing.T, cp *controlplane.ControlPlane, program string, since time.Time) []controlplane.AuditEvent {
 	t.Helper()
-	events, err := cp.AuditEvents()
-	if err != nil {
-		t.Fatal(err)
-	}
+	events := must.Get(cp.AuditEvents())(t)
 	return slices.DeleteFunc(events, func(e controlplane.AuditEvent) bool {
 		return !strings.HasPrefix(e.UserAgent, program+"/") || e.RequestReceivedTimestamp.Before(since)
 	})

@@ -18,6 +18,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
@@ -32,19 +33,15 @@ func grantAugment(t *testing.T, cp *controlplane.ControlPlane, user string) {
 	t.Helper()
 	ctx, create := t.Context(), metav1.CreateOptions{}
 	name := strings.ReplaceAll(user, ":", "-")
-	if _, err := cp.Client().RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{
+	must.Get(cp.Client().RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}, Rules: []rbacv1.PolicyRule{
 		{APIGroups: []string{""}, Resources: []string{"nodes"}, Verbs: []string{"get", "watch"}},
 		{APIGroups: []string{""}, Resources: []string{"nodes/status"}, Verbs: []string{"patch"}},
 		{APIGroups: []string{""}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}},
-	}}, create); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := cp.Client().RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
+	}}, create))(t)
+	must.Get(cp.Client().RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: name}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name},
 		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: "User", Name: user}},
-	}, create); err != nil {
-		t.Fatal(err)
-	}
+	}, create))(t)
 }
 
 // Beside a kubelet only conditions of our own are written, and Events: they follow
@@ -63,9 +60,7 @@ func TestAugment(t *testing.T) {
 	})
 	user := "augment-" + n.name
 	var err error
-	if n.spec.Kubeconfig, err = cp.Kubeconfig(user); err != nil {
-		t.Fatal(err)
-	}
+	n.spec.Kubeconfig = must.Get(cp.Kubeconfig(user))(t)
 	grantAugment(t, cp, user)
 
 	// It waits for the kubelet to register the Node, whom we play.
@@ -77,9 +72,7 @@ func TestAugment(t *testing.T) {
 		}
 		return err
 	})
-	if _, err := cp.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name, Labels: map[string]string{"a": "b"}}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(cp.Client().CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name, Labels: map[string]string{"a": "b"}}}, metav1.CreateOptions{}))(t)
 	now := metav1.Now()
 	n.patchStatus(map[string]any{"conditions": []corev1.NodeCondition{
 		{Type: corev1.NodeReady, Status: corev1.ConditionTrue, Reason: "KubeletReady", LastHeartbeatTime: now, LastTransitionTime: now},
@@ -97,9 +90,7 @@ func TestAugment(t *testing.T) {
 	before := n.mustGet()
 
 	filled := time.Now()
-	if err := fs.Fill(10 << 20); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, fs.Fill(10<<20))
 	n.waitCondition(ourDisk, corev1.ConditionTrue)
 	for _, seen := range history.All() {
 		if !seen.At.Before(filled) && nodewatch.Has(ourDisk, corev1.ConditionTrue)(seen.Node) {
@@ -110,17 +101,11 @@ func TestAugment(t *testing.T) {
 	if c := nodewatch.Condition(n.mustGet(), ourDisk); c.Reason != "DiskIsShort" || !strings.HasPrefix(c.Message, "nodefs.available is ") || !strings.HasSuffix(c.Message, "Mi, below 20Mi") {
 		t.Errorf("%+v", c)
 	}
-	if err := fs.Empty(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, fs.Empty())
 	n.waitCondition(ourDisk, corev1.ConditionFalse)
-	if err := fs.SetReadOnly(true); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, fs.SetReadOnly(true))
 	n.waitCondition(ourReadonly, corev1.ConditionTrue)
-	if err := fs.SetReadOnly(false); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, fs.SetReadOnly(false))
 	n.waitCondition(ourReadonly, corev1.ConditionFalse)
 
 	// What others have written has not changed in the least.
@@ -130,10 +115,7 @@ func TestAugment(t *testing.T) {
 		node.Status.Conditions = slices.DeleteFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 			return strings.HasPrefix(string(c.Type), "nodeprobe.dev/") || c.Type == "example.com/Dropped"
 		})
-		text, err := json.MarshalIndent(node, "", " ")
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(json.MarshalIndent(node, "", " "))(t)
 		return string(text)
 	}
 	if got, want := others(n.mustGet()), others(before); got != want {
@@ -146,16 +128,9 @@ func TestAugment(t *testing.T) {
 
 	// Another configuration while it runs: one row is gone, one is new.
 	n.spec.Config["conditions"] = map[string]any{"example.com/Added": map[string]any{"when": []string{"nodefs.available < 1Mi"}, "reason": "Bad", "okReason": "Good"}}
-	config, err := json.Marshal(n.spec.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(n.spec.Dir, n.name+".yaml"), config, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := syscall.Kill(a.PID(), syscall.SIGHUP); err != nil {
-		t.Fatal(err)
-	}
+	config := must.Get(json.Marshal(n.spec.Config))(t)
+	must.OK(t, os.WriteFile(filepath.Join(n.spec.Dir, n.name+".yaml"), config, 0o600))
+	must.OK(t, syscall.Kill(a.PID(), syscall.SIGHUP))
 	n.waitCondition("example.com/Added", corev1.ConditionFalse)
 	eventually(t, "the row that is gone has no condition", func() error {
 		if left := n.ours(); slices.Contains(left, "example.com/Dropped") {
@@ -222,10 +197,7 @@ func (n *node) wantAugmentEvents() {
 // and that all of it was allowed.
 func wantOnlyConditions(t *testing.T, cp *controlplane.ControlPlane, user, node string) {
 	t.Helper()
-	all, err := cp.AuditEvents()
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(cp.AuditEvents())(t)
 	writes := map[string]int{}
 	for _, e := range all {
 		if e.User.Username != user {

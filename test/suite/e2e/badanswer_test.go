@@ -10,6 +10,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/fault"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 )
 
@@ -138,10 +139,7 @@ func TestRetryAfterOutlastsLease(t *testing.T) {
 	waitComplaint(t, a, "failed to renew the lease", "too many requests")
 	failed := time.Now()
 	n.waitRenewed(failed)
-	lease, err := n.lease()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lease := must.Get(n.lease())(t)
 	// The failed try came a quarter of the time after the latest renewal.
 	if late := lease.Spec.RenewTime.Sub(failed); late >= lasts*3/4 {
 		t.Errorf("renewed %s after the answer, want %s, and less than %s", late, lasts/4, lasts*3/4)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 )
 
@@ -31,10 +32,7 @@ func newBeside(t *testing.T, cp *controlplane.ControlPlane, lacks permission) (n
 	t.Helper()
 	n = newNode(t, cp, agent.Config{"mode": "augment", "conditionHeartbeat": "10s"})
 	user = "augment-" + n.name
-	var err error
-	if n.spec.Kubeconfig, err = cp.Kubeconfig(user); err != nil {
-		t.Fatal(err)
-	}
+	n.spec.Kubeconfig = must.Get(cp.Kubeconfig(user))(t)
 	n.grant(lacks, user)
 	return n, user
 }
@@ -42,9 +40,7 @@ func newBeside(t *testing.T, cp *controlplane.ControlPlane, lacks permission) (n
 // register does what a kubelet does at its start.
 func (n *node) register() {
 	n.t.Helper()
-	if _, err := n.client.CoreV1().Nodes().Create(n.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name, Labels: map[string]string{"a": "b"}}}, metav1.CreateOptions{}); err != nil {
-		n.t.Fatal(err)
-	}
+	must.Get(n.client.CoreV1().Nodes().Create(n.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name, Labels: map[string]string{"a": "b"}}}, metav1.CreateOptions{}))(n.t)
 }
 
 // waitOurs waits until our conditions are there and False, but those named.
@@ -84,9 +80,7 @@ func TestAugmentMissingPermission(t *testing.T) {
 		{permission{"watch", "", "nodes"}, "watch of the node ended", ready, false},
 		{permission{"patch", "", "nodes/status"}, notPosted, func(n *node, a *agent.Agent) {
 			wantReadyz(n.t, a, "missing permission: patch nodes/status (")
-			if err := wantCode(a, "/livez", 200); err != nil {
-				n.t.Error(err)
-			}
+			must.Note(n.t, wantCode(a, "/livez", 200))
 		}, true},
 		{permission{"create", "", "events"}, "event is not posted", func(n *node, a *agent.Agent) {
 			ready(n, a)
@@ -136,9 +130,7 @@ func (n *node) beat() {
 func (n *node) setOurs(kind corev1.NodeConditionType, status corev1.ConditionStatus) {
 	n.t.Helper()
 	patch := fmt.Sprintf(`{"status":{"conditions":[{"type":%q,"status":%q}]}}`, kind, status)
-	if _, err := n.client.CoreV1().Nodes().Patch(n.t.Context(), n.name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{FieldManager: "nodeprobe"}, "status"); err != nil {
-		n.t.Fatal(err)
-	}
+	must.Get(n.client.CoreV1().Nodes().Patch(n.t.Context(), n.name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{FieldManager: "nodeprobe"}, "status"))(n.t)
 }
 
 // The kubelet's Node is deleted while we run, and comes back: we wait for it, and
@@ -150,9 +142,7 @@ func TestAugmentDeleted(t *testing.T) {
 	a := n.start()
 	n.waitReady(a)
 	n.waitOurs()
-	if err := n.client.CoreV1().Nodes().Delete(t.Context(), n.name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, n.client.CoreV1().Nodes().Delete(t.Context(), n.name, metav1.DeleteOptions{}))
 	const want = "who runs the node has to register it, or this is not its name (nodeName, NODE_NAME)"
 	wantReadyz(t, a, want)
 	waitComplaint(t, a, notPosted, want)
@@ -207,7 +197,7 @@ func TestAugmentRefused(t *testing.T) {
 	const says = "conditions of example.com are for the kubelet alone"
 	policies, create := cp.Client().AdmissionregistrationV1(), metav1.CreateOptions{}
 	name := "no-conditions"
-	if _, err := policies.ValidatingAdmissionPolicies().Create(t.Context(), &admissionv1.ValidatingAdmissionPolicy{
+	must.Get(policies.ValidatingAdmissionPolicies().Create(t.Context(), &admissionv1.ValidatingAdmissionPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: admissionv1.ValidatingAdmissionPolicySpec{
 			MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{
@@ -218,15 +208,11 @@ func TestAugmentRefused(t *testing.T) {
 			}}},
 			Validations: []admissionv1.Validation{{Expression: fmt.Sprintf("request.userInfo.username != %q", user), Message: says}},
 		},
-	}, create); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := policies.ValidatingAdmissionPolicyBindings().Create(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{
+	}, create))(t)
+	must.Get(policies.ValidatingAdmissionPolicyBindings().Create(t.Context(), &admissionv1.ValidatingAdmissionPolicyBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec:       admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}},
-	}, create); err != nil {
-		t.Fatal(err)
-	}
+	}, create))(t)
 	a := n.start()
 	r := waitComplaint(t, a, notPosted, says)
 	t.Log(r.Err)
@@ -247,9 +233,7 @@ func TestAugmentRefused(t *testing.T) {
 		t.Errorf("%d requests in %s", len(sent), window)
 	}
 	checkOnce(t, a)
-	if err := policies.ValidatingAdmissionPolicyBindings().Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, policies.ValidatingAdmissionPolicyBindings().Delete(t.Context(), name, metav1.DeleteOptions{}))
 	eventually(t, "all is posted", func() error {
 		n.beat() // or within a minute
 		return wantCode(a, "/readyz", 200)
@@ -260,10 +244,7 @@ func TestAugmentRefused(t *testing.T) {
 // requests returns what a user has asked for so far.
 func (n *node) requests(cp *controlplane.ControlPlane, user string) (sent []string) {
 	n.t.Helper()
-	all, err := cp.AuditEvents()
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	all := must.Get(cp.AuditEvents())(n.t)
 	for _, e := range all {
 		if e.User.Username == user {
 			sent = append(sent, fmt.Sprintf("%s %d", e.Request(), e.ResponseStatus.Code))

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // relay passes bytes to the API server and back, until it is frozen.
@@ -24,10 +25,7 @@ type relay struct {
 
 func startRelay(t *testing.T, target string) *relay {
 	t.Helper()
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.Listen("tcp4", "127.0.0.1:0"))(t)
 	r := &relay{listener: l, target: target, thaw: make(chan struct{}), frozen: make(chan struct{})}
 	var running sync.WaitGroup
 	running.Go(func() {
@@ -116,14 +114,9 @@ func TestSilentConnection(t *testing.T) {
 	n := newNode(t, cp, agent.Config{"nodeStatusReportFrequency": "1s"})
 	r := startRelay(t, strings.TrimPrefix(cp.Config().Host, "https://"))
 	user, groups := controlplane.NodeUser(n.name)
-	config, err := cp.ConfigFor(user, groups...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Get(cp.ConfigFor(user, groups...))(t)
 	config.Host = "https://" + r.listener.Addr().String()
-	if n.spec.Kubeconfig, err = cp.WriteKubeconfig(n.name, config); err != nil {
-		t.Fatal(err)
-	}
+	n.spec.Kubeconfig = must.Get(cp.WriteKubeconfig(n.name, config))(t)
 	a := n.startReady()
 	began := time.Now()
 	r.freeze()

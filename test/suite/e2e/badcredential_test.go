@@ -14,6 +14,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // Credentials in files end, and others take their place: nodeprobe says so, and
@@ -61,20 +62,14 @@ func (n *node) useFiles(cp *controlplane.ControlPlane, user *clientcmdapi.AuthIn
 	config.Clusters["x"] = &clientcmdapi.Cluster{Server: cp.Config().Host, CertificateAuthorityData: cp.Config().CAData}
 	config.AuthInfos["x"] = user
 	n.spec.Kubeconfig = filepath.Join(n.spec.Dir, "kubeconfig")
-	if err := clientcmd.WriteToFile(*config, n.spec.Kubeconfig); err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, clientcmd.WriteToFile(*config, n.spec.Kubeconfig))
 }
 
 // write replaces a file in one step.
 func (n *node) write(path string, data []byte) {
 	n.t.Helper()
-	if err := os.WriteFile(path+".new", data, 0o600); err != nil {
-		n.t.Fatal(err)
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, os.WriteFile(path+".new", data, 0o600))
+	must.OK(n.t, os.Rename(path+".new", path))
 }
 
 // certificates that end by themselves, once nodeprobe has had the time to start.
@@ -85,9 +80,7 @@ func certificates(n *node, cp *controlplane.ControlPlane) credentials {
 		n.t.Helper()
 		name, groups := controlplane.NodeUser(n.name)
 		cert, key, err := cp.ClientCertificate(validity, name, groups...)
-		if err != nil {
-			n.t.Fatal(err)
-		}
+		must.OK(n.t, err)
 		n.write(user.ClientKey, key)
 		n.write(user.ClientCertificate, cert)
 	}
@@ -104,13 +97,8 @@ func tokens(n *node, _ *controlplane.ControlPlane) credentials {
 	first, second := n.name+"-1", n.name+"-2"
 	issue := func(account string) {
 		n.t.Helper()
-		if _, err := accounts.Create(n.t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account}}, metav1.CreateOptions{}); err != nil {
-			n.t.Fatal(err)
-		}
-		request, err := accounts.CreateToken(n.t.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-		if err != nil {
-			n.t.Fatal(err)
-		}
+		must.Get(accounts.Create(n.t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account}}, metav1.CreateOptions{}))(n.t)
+		request := must.Get(accounts.CreateToken(n.t.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{}))(n.t)
 		n.write(user.TokenFile, []byte(request.Status.Token))
 	}
 	const prefix = "system:serviceaccount:" + metav1.NamespaceDefault + ":"
@@ -119,9 +107,7 @@ func tokens(n *node, _ *controlplane.ControlPlane) credentials {
 	return credentials{
 		user,
 		func() {
-			if err := accounts.Delete(n.t.Context(), first, metav1.DeleteOptions{}); err != nil {
-				n.t.Fatal(err)
-			}
+			must.OK(n.t, accounts.Delete(n.t.Context(), first, metav1.DeleteOptions{}))
 		},
 		func() { issue(second) },
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 )
@@ -197,9 +198,7 @@ func threadedCgroup(t *testing.T) string {
 		t.Cleanup(func() { os.Remove(dir) })
 		err = os.WriteFile(filepath.Join(dir, "cgroup.type"), []byte("threaded"), 0)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return dir
 }
 
@@ -223,9 +222,7 @@ func inMounts(t *testing.T, program, script string) string {
 		setup:   "set -e\nrun=\n" + script + "\nexec $run " + program + ` "$@"` + "\n",
 		wrapper: "#!/bin/sh\nexec unshare --mount --propagation private sh " + setup + ` "$@"` + "\n",
 	} {
-		if err := os.WriteFile(file, []byte(text), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, []byte(text), 0o755))
 	}
 	return wrapper
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 )
 
@@ -49,9 +50,7 @@ func (n *node) grant(but permission, users ...string) {
 	}
 	rbac := n.client.RbacV1()
 	// This creates it, too.
-	if _, err := rbac.ClusterRoles().Update(n.t.Context(), role, metav1.UpdateOptions{}); err != nil {
-		n.t.Fatal(err)
-	}
+	must.Get(rbac.ClusterRoles().Update(n.t.Context(), role, metav1.UpdateOptions{}))(n.t)
 	binding := &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: n.name},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: n.name},
@@ -59,9 +58,7 @@ func (n *node) grant(but permission, users ...string) {
 	for _, user := range users {
 		binding.Subjects = append(binding.Subjects, rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: user})
 	}
-	if _, err := rbac.ClusterRoleBindings().Update(n.t.Context(), binding, metav1.UpdateOptions{}); err != nil {
-		n.t.Fatal(err)
-	}
+	must.Get(rbac.ClusterRoleBindings().Update(n.t.Context(), binding, metav1.UpdateOptions{}))(n.t)
 	eventually(n.t, "the role is in force", func() error {
 		for _, p := range needed {
 			resource, sub, _ := strings.Cut(p.resource, "/")
@@ -179,15 +176,10 @@ func TestMissingPermission(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, cp, agent.Config{"nodeStatusReportFrequency": "1s"})
 			user := "agent-of-" + n.name
-			var err error
-			if n.spec.Kubeconfig, err = cp.Kubeconfig(user); err != nil {
-				t.Fatal(err)
-			}
+			n.spec.Kubeconfig = must.Get(cp.Kubeconfig(user))(t)
 			n.grant(test.lacks, user)
 			if test.exists {
-				if _, err := n.client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}, metav1.CreateOptions{}); err != nil {
-					t.Fatal(err)
-				}
+				must.Get(n.client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}, metav1.CreateOptions{}))(t)
 				n.addForeign()
 			}
 			a := n.start()
@@ -252,10 +244,7 @@ func TestNodeRestriction(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, cp, nil)
-			want, err := test.change(n)
-			if err != nil {
-				t.Fatal(err)
-			}
+			want := must.Get(test.change(n))(t)
 			a := n.start()
 			t.Log(waitComplaint(t, a, "node status is not posted", want).Err)
 			wantReadyz(t, a, want)

@@ -15,6 +15,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/containerd"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 )
@@ -140,23 +141,15 @@ func (r *badRuntime) checkUnready(t *testing.T) {
 		t.Errorf("complains %q, want the place: %s", complaint.Err, want)
 	}
 	// The process is ready all the same: it says what there is to say.
-	if err := wantCode(r.agent, "/readyz", 200); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, wantCode(r.agent, "/readyz", 200))
 	r.open, r.running = r.usage(t)
 }
 
 // usage returns how many files are open, and how many goroutines there are.
 func (r *badRuntime) usage(t *testing.T) (open int, running float64) {
 	t.Helper()
-	files, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", r.agent.PID()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	running, err = r.agent.Metric(t.Context(), "go_goroutines")
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(os.ReadDir(fmt.Sprintf("/proc/%d/fd", r.agent.PID())))(t)
+	running = must.Get(r.agent.Metric(t.Context(), "go_goroutines"))(t)
 	return len(files), running
 }
 
@@ -188,14 +181,9 @@ func (r *badRuntime) good(t *testing.T, version string) (stop func()) {
 		return goodRuntime(t, r.path, version)
 	}
 	need.Root(t)
-	c, err := containerd.Start(t.Context(), containerd.Options{Dir: filepath.Dir(r.path)})
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := must.Get(containerd.Start(t.Context(), containerd.Options{Dir: filepath.Dir(r.path)}))(t)
 	return func() {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, c.Stop())
 	}
 }
 

@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // What stands where a container runtime should; each returns what takes it away.
@@ -20,18 +22,13 @@ import (
 func nothing(*testing.T, string) (stop func()) { return func() {} }
 
 func regularFile(t *testing.T, path string) (stop func()) {
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(path, nil, 0o600))
 	return func() {}
 }
 
 func listenAt(t *testing.T, path string) *net.UnixListener {
 	t.Helper()
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}))(t)
 	return l
 }
 

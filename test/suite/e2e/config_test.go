@@ -14,6 +14,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 const header = "apiVersion: nodeprobe.dev/v1alpha1\nkind: NodeProbeConfiguration\n"
@@ -63,9 +64,7 @@ func TestBadConfig(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			file := filepath.Join(t.TempDir(), "config.yaml")
-			if err := os.WriteFile(file, []byte(test.config), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, os.WriteFile(file, []byte(test.config), 0o600))
 			want := regexp.MustCompile(`^nodeprobe: ` + regexp.QuoteMeta(file) + test.want + "\n$")
 			for _, args := range [][]string{{"run", "--config", file}, {"config", "check", file}, {"snapshot", "--config", file}} {
 				if code, output := runToEnd(t, args...); code != 2 || !want.MatchString(output) || strings.Count(output, "\n") != 1 {
@@ -129,9 +128,7 @@ func TestBadKubeconfig(t *testing.T) {
 			t.Parallel()
 			file := filepath.Join(t.TempDir(), "kubeconfig")
 			if test.content != "" {
-				if err := os.WriteFile(file, []byte(test.content), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				must.OK(t, os.WriteFile(file, []byte(test.content), 0o600))
 			}
 			code, output := runToEnd(t, "run", "--mode", "own", "--kubeconfig", file, "--web.listen-address", "127.0.0.1:0")
 			var said []string
@@ -156,9 +153,7 @@ func TestUnreachable(t *testing.T) {
 	dir := t.TempDir()
 	kubeconfig := filepath.Join(dir, "kubeconfig")
 	// Port 1 is privileged, and nobody listens there.
-	if err := os.WriteFile(kubeconfig, []byte(strings.ReplaceAll(cluster, "SERVER", "server: 'http://127.0.0.1:1'")), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(kubeconfig, []byte(strings.ReplaceAll(cluster, "SERVER", "server: 'http://127.0.0.1:1'")), 0o600))
 	n := &node{t: t, name: "unreachable", spec: agent.Spec{
 		Binary: build.ProductForTest(t), Dir: dir, NodeName: "unreachable", Kubeconfig: kubeconfig, Config: agent.Own(),
 	}}
@@ -172,9 +167,7 @@ func TestUnreachable(t *testing.T) {
 		t.Errorf("logged %d times: %s", len(again), r.Line)
 	}
 	for path, want := range map[string]int{"/livez": 200, "/metrics": 200, "/readyz": 503} {
-		if err := wantCode(a, path, want); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, wantCode(a, path, want))
 	}
 	a.Stop()
 	select {

@@ -24,6 +24,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 	"github.com/nodeprobe/nodeprobe/status"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 )
 
@@ -47,14 +48,8 @@ func TestThousandContestedPatches(t *testing.T) {
 	t.Parallel()
 	cp := controlplane.StartForTest(t)
 	n := &node{t: t, name: controlplane.ObjectName(t), client: cp.Client()}
-	config, err := cp.ConfigFor("system:node:"+n.name, "system:nodes")
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Get(cp.ConfigFor("system:node:"+n.name, "system:nodes"))(t)
+	client := must.Get(kubernetes.NewForConfig(config))(t)
 	c := &contested{node: n, Nodes: status.NewNodes(client.CoreV1().RESTClient()), patched: make(chan struct{}, 1)}
 	c.facts = status.Facts{Urgent: true, Snapshot: probe.Snapshot{ // urgent: never held back
 		Time: time.Now(), Machine: probe.Machine{MachineID: "machine", BootID: "boot"},
@@ -63,7 +58,7 @@ func TestThousandContestedPatches(t *testing.T) {
 	for i := range c.facts.Verdicts {
 		c.facts.Verdicts[i] = pressure.Verdict{Condition: pressure.Condition(i), Status: pressure.False, Since: time.Now()}
 	}
-	updater, err := status.New(status.Config{
+	updater := must.Get(status.New(status.Config{
 		NodeName: n.name, Nodes: c, Timeout: 30 * time.Second, Register: true, KubeletVersion: "v1.36.3",
 		Facts: func() status.Facts { c.mu.Lock(); defer c.mu.Unlock(); return c.facts },
 		Addresses: status.Addresses{
@@ -72,10 +67,7 @@ func TestThousandContestedPatches(t *testing.T) {
 		},
 		Resources:       status.Resources{MaxPods: 110, LocalStorageCapacityIsolation: true},
 		UpdateFrequency: time.Hour, ReportFrequency: time.Hour,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- updater.Run(ctx) }()

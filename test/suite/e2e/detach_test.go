@@ -16,6 +16,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // claims makes volumes with pods on the node that use them, and plays the
@@ -47,9 +48,7 @@ func (c *claims) add(handle string) {
 			AccessModes: modes, StorageClassName: &none, VolumeName: handle, Resources: corev1.VolumeResourceRequirements{Requests: size},
 		},
 	}, metav1.CreateOptions{})
-	if err := errors.Join(err1, err2); err != nil {
-		c.t.Fatal(err)
-	}
+	must.OK(c.t, errors.Join(err1, err2))
 	eventually(c.t, handle+" has a pod", func() error { // its service account comes a little later
 		_, err := c.client.CoreV1().Pods(namespace).Create(c.t.Context(), &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: handle},
@@ -107,10 +106,7 @@ func (c *claims) attachment(handle string) (*storagev1.VolumeAttachment, error) 
 func (c *claims) deletePod(handle string) {
 	c.t.Helper()
 	now := int64(0)
-	err := c.client.CoreV1().Pods(metav1.NamespaceDefault).Delete(c.t.Context(), handle, metav1.DeleteOptions{GracePeriodSeconds: &now})
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	must.OK(c.t, c.client.CoreV1().Pods(metav1.NamespaceDefault).Delete(c.t.Context(), handle, metav1.DeleteOptions{GracePeriodSeconds: &now}))
 }
 
 func (c *claims) waitDetached(handle string) {
@@ -128,10 +124,7 @@ func (c *claims) waitDetached(handle string) {
 
 func (c *claims) mustBeAttached(when, handle string) {
 	c.t.Helper()
-	a, err := c.attachment(handle)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	a := must.Get(c.attachment(handle))(c.t)
 	if a == nil || a.DeletionTimestamp != nil {
 		c.t.Errorf("%s: %s is detached although it is mounted", when, handle)
 	}
@@ -153,12 +146,9 @@ func TestNothingMountedIsDetached(t *testing.T) {
 	})
 	c := &claims{t, cp.Client(), n.name}
 	attach := true
-	_, err := cp.Client().StorageV1().CSIDrivers().Create(t.Context(), &storagev1.CSIDriver{
+	must.Get(cp.Client().StorageV1().CSIDrivers().Create(t.Context(), &storagev1.CSIDriver{
 		ObjectMeta: metav1.ObjectMeta{Name: csiDriver}, Spec: storagev1.CSIDriverSpec{AttachRequired: &attach},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	for _, handle := range []string{"mounted", "first", "second"} {
 		c.add(handle)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
@@ -64,10 +65,7 @@ func TestFilesystemChanges(t *testing.T) {
 				diskStep{"most of it reserved", func() error { return fs.Reserve(50) }, "True"},
 				diskStep{"none of it reserved", func() error { return fs.Reserve(0) }, "False"},
 			)
-			user, err := os.Open(fs.Dir)
-			if err != nil {
-				t.Fatal(err)
-			}
+			user := must.Get(os.Open(fs.Dir))(t)
 			defer user.Close()
 			run(
 				diskStep{"filled again", func() error { return fs.Fill(10 << 20) }, "True"},

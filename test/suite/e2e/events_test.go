@@ -13,6 +13,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
 
@@ -63,10 +64,7 @@ func TestEvents(t *testing.T) {
 		n.waitEvent(reason, n.name)
 	}
 
-	pid, err := pressure.OOMKill()
-	if err != nil {
-		t.Fatal(err)
-	}
+	pid := must.Get(pressure.OOMKill())(t)
 	killed := time.Now()
 	e := n.waitEvent("OOMKilling", fmt.Sprintf("Killed process %d", pid))
 	t.Logf("seen %s after the victim was waited for, by a poll each 50 ms: %s", time.Since(killed), e.Message)
@@ -75,9 +73,7 @@ func TestEvents(t *testing.T) {
 	}
 
 	// Anybody may call a process of theirs what they like.
-	if pid, err = pressure.OOMKillNamed("a\nb\x1b[31m"); err != nil {
-		t.Fatal(err)
-	}
+	pid = must.Get(pressure.OOMKillNamed("a\nb\x1b[31m"))(t)
 	e = n.waitEvent("OOMKilling", fmt.Sprintf("Killed process %d", pid))
 	if strings.ContainsFunc(e.Message, unicode.IsControl) || !strings.Contains(e.Message, fmt.Sprintf(`%d ("a\nb\x1b[31m")`, pid)) {
 		t.Errorf("message of an event: %q", e.Message)
@@ -96,10 +92,7 @@ func TestEvents(t *testing.T) {
 
 	a.Stop()
 	n.startReady()
-	events, err := n.events()
-	if err != nil {
-		t.Fatal(err)
-	}
+	events := must.Get(n.events())(t)
 	times := map[string]int32{}
 	for _, e := range events {
 		times[e.Reason] += e.Count
@@ -114,9 +107,7 @@ func TestOOMKillWithoutBPF(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, controlplane.StartForTest(t), agent.Config{"bpf": "off"})
 	n.startReady()
-	if _, err := pressure.OOMKill(); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(pressure.OOMKill())(t)
 	n.waitEvent("OOMKilling", "killed for lack of memory; the kernel did not tell which")
 }
 
@@ -141,9 +132,7 @@ func TestReadOnlyFilesystem(t *testing.T) {
 		{"error", fs.Break, "FilesystemIsReadOnly", "takes no writes", 2},
 	} {
 		began := time.Now()
-		if err := step.change(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, step.change())
 		eventually(t, step.name, func() error {
 			events, err := n.events()
 			count := int32(0)

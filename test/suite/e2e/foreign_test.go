@@ -13,6 +13,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 )
 
@@ -61,13 +62,8 @@ func (n *node) wantForeign() {
 
 func (n *node) patch(patch map[string]any, subresources ...string) {
 	n.t.Helper()
-	data, err := json.Marshal(patch)
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	if _, err := n.client.CoreV1().Nodes().Patch(n.t.Context(), n.name, types.StrategicMergePatchType, data, metav1.PatchOptions{}, subresources...); err != nil {
-		n.t.Fatal(err)
-	}
+	data := must.Get(json.Marshal(patch))(n.t)
+	must.Get(n.client.CoreV1().Nodes().Patch(n.t.Context(), n.name, types.StrategicMergePatchType, data, metav1.PatchOptions{}, subresources...))(n.t)
 }
 
 func (n *node) patchStatus(status map[string]any) {
@@ -125,10 +121,7 @@ func TestForeignWrites(t *testing.T) {
 	n.addForeign()
 	n.markUnknown()
 	n.waitMended()
-	before, err := a.Metric(t.Context(), `nodeprobe_status_patches_total{reason="period",result="success"}`)
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must.Get(a.Metric(t.Context(), `nodeprobe_status_patches_total{reason="period",result="success"}`))(t)
 	eventually(t, "the unchanged status is posted twice more", func() error {
 		after, err := a.Metric(t.Context(), `nodeprobe_status_patches_total{reason="period",result="success"}`)
 		if err == nil && after < before+2 {
@@ -178,9 +171,7 @@ func TestForeignAddresses(t *testing.T) {
 	})
 	n.markUnknown() // so that there is something to post
 	n.waitMended()
-	if err := wantCode(a, "/readyz", 200); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, wantCode(a, "/readyz", 200))
 	if addresses := n.mustGet().Status.Addresses; fmt.Sprint(addresses) != fmt.Sprint(want) {
 		t.Errorf("addresses: %+v, want %+v", addresses, want)
 	}

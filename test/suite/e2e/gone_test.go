@@ -14,6 +14,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // stillDeleted is what the log and /readyz say of it.
@@ -32,9 +33,7 @@ func TestDeleted(t *testing.T) {
 		"unschedulable": true, "taints": []corev1.Taint{{Key: "example.com/retired", Effect: corev1.TaintEffectNoExecute}},
 	}})
 	const metric = "nodeprobe_status_node_deleted"
-	if err := wantMetric(a, metric, 0); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, wantMetric(a, metric, 0))
 
 	old := n.mustGet()
 	n.delete()
@@ -59,9 +58,7 @@ func TestDeleted(t *testing.T) {
 	if _, err := n.get(); !apierrors.IsNotFound(err) {
 		t.Errorf("the node is back: %v", err)
 	}
-	if err := wantCode(a, "/livez", 200); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, wantCode(a, "/livez", 200))
 	checkOnce(t, a)
 
 	a.Stop()
@@ -72,9 +69,7 @@ func TestDeleted(t *testing.T) {
 	}
 	checkConditions(t, n.mustGet())
 	n.waitRenewed(began)
-	if err := wantMetric(a, metric, 0); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, wantMetric(a, metric, 0))
 }
 
 // A controller deletes the Node 25 ms after it appears, again and again.
@@ -87,9 +82,7 @@ func TestDeletedByController(t *testing.T) {
 	go func() { stopped <- n.deleteAlways(ctx, 25*time.Millisecond, deleted) }()
 	defer func() {
 		stop()
-		if err := <-stopped; err != nil {
-			t.Error(err)
-		}
+		must.Note(t, <-stopped)
 	}()
 
 	began := time.Now()
@@ -151,13 +144,10 @@ func TestCreatedAgainByOthers(t *testing.T) {
 	n.deleteLease()
 	wantReadyz(t, a, stillDeleted)
 	created := time.Now()
-	again, err := n.client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{
+	again := must.Get(n.client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.name, Labels: map[string]string{"example.com/by": "hand"}},
 		Spec:       corev1.NodeSpec{Unschedulable: true},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	n.waitReady(a)
 	n.waitRenewed(created)
 	got := n.mustGet()
@@ -169,9 +159,7 @@ func TestCreatedAgainByOthers(t *testing.T) {
 	if err != nil || len(lease.OwnerReferences) != 1 || lease.OwnerReferences[0].UID != got.UID {
 		t.Errorf("lease %+v, %v; want node %s for its owner", lease, err, got.UID)
 	}
-	if err := wantMetric(a, "nodeprobe_status_node_deleted", 0); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, wantMetric(a, "nodeprobe_status_node_deleted", 0))
 	n.waitEvent("NodeNotSchedulable", n.name) // of the new node: "kubectl describe node" goes by the UID
 }
 
@@ -184,10 +172,7 @@ func TestLeaseDeleted(t *testing.T) {
 	began := time.Now()
 	n.deleteLease()
 	n.waitRenewed(began)
-	lease, err := n.lease()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lease := must.Get(n.lease())(t)
 	if len(lease.OwnerReferences) != 1 || lease.OwnerReferences[0].UID != n.mustGet().UID {
 		t.Errorf("owners: %+v, want the node, %s", lease.OwnerReferences, n.mustGet().UID)
 	}
@@ -197,16 +182,12 @@ func TestLeaseDeleted(t *testing.T) {
 
 func (n *node) delete() {
 	n.t.Helper()
-	if err := n.client.CoreV1().Nodes().Delete(n.t.Context(), n.name, metav1.DeleteOptions{}); err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, n.client.CoreV1().Nodes().Delete(n.t.Context(), n.name, metav1.DeleteOptions{}))
 }
 
 func (n *node) deleteLease() {
 	n.t.Helper()
-	if err := n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Delete(n.t.Context(), n.name, metav1.DeleteOptions{}); err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Delete(n.t.Context(), n.name, metav1.DeleteOptions{}))
 }
 
 // Another nodeprobe renews the same Lease (beside a kubelet this one would stand
@@ -229,9 +210,7 @@ func TestForeignHeartbeat(t *testing.T) {
 	if r.Level != "WARN" {
 		t.Errorf("logged at level %s: %s", r.Level, r.Line)
 	}
-	if err := wantCode(a, "/readyz", 503); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, wantCode(a, "/readyz", 503))
 	// From here on there must be no successful write of ours while the other
 	// writes. Each of our rounds begins with a look at the Lease.
 	proxy.Forget()
@@ -253,9 +232,7 @@ func TestForeignHeartbeat(t *testing.T) {
 	// The other falls silent, and after its last renewal has run out nodeprobe
 	// takes over.
 	stop()
-	if err := <-stopped; err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, <-stopped)
 	n.waitRenewed(time.Now())
 	eventually(t, metric+" is 0", func() error { return wantMetric(a, metric, 0) })
 	n.waitReady(a)

@@ -17,6 +17,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/fault"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/process"
 )
 
@@ -26,9 +27,7 @@ var asKubelet = metav1.PatchOptions{FieldManager: "kubelet"}
 // renewAsKubelet renews the Node's Lease under a kubelet's name.
 func (n *node) renewAsKubelet() {
 	n.t.Helper()
-	if err := n.renewAs(n.t.Context(), asKubelet.FieldManager); err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, n.renewAs(n.t.Context(), asKubelet.FieldManager))
 }
 
 func (n *node) renewAs(ctx context.Context, manager string) error {
@@ -45,9 +44,7 @@ func TestGuardRefusesToStart(t *testing.T) {
 	n := newNode(t, controlplane.StartForTest(t), agent.Config{})
 	_, err := n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(t.Context(),
 		&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: n.name}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &n.name}}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	n.renewAsKubelet()
 	a, err := agent.Start(t.Context(), n.spec)
 	if err == nil {
@@ -69,20 +66,15 @@ func TestLeaseLeftBehind(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeLeaseDurationSeconds": 4})
 	holder, renewed := "other-agent", metav1.NewMicroTime(time.Now().Add(-time.Hour))
-	_, err := n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(t.Context(), &coordinationv1.Lease{
+	must.Get(n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(t.Context(), &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Name: n.name}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder, RenewTime: &renewed},
-	}, metav1.CreateOptions{FieldManager: holder})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{FieldManager: holder}))(t)
 	a := n.startReady()
 	n.waitRenewed(time.Now())
 	if lease, err := n.lease(); err != nil || *lease.Spec.HolderIdentity != holder {
 		t.Errorf("lease %+v, error %v: its holder is for others to change", lease, err)
 	}
-	if err := wantCode(a, "/readyz", 200); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, wantCode(a, "/readyz", 200))
 }
 
 // A kubelet that comes later: nothing more is written, for as long as the process
@@ -92,9 +84,7 @@ func TestGuardStandsDown(t *testing.T) {
 		"status": func(n *node) {
 			_, err := n.client.CoreV1().Nodes().Patch(n.t.Context(), n.name, types.StrategicMergePatchType,
 				[]byte(`{"status":{"conditions":[{"type":"Ready","status":"True","reason":"KubeletReady","message":"from a kubelet"}]}}`), asKubelet, "status")
-			if err != nil {
-				n.t.Fatal(err)
-			}
+			must.OK(n.t, err)
 		},
 		"lease": func(n *node) { n.renewAsKubelet() },
 	} {
@@ -106,9 +96,7 @@ func TestGuardStandsDown(t *testing.T) {
 			a := n.startReady()
 			appear(n)
 			eventually(t, "nodeprobe is not ready", func() error { return wantCode(a, "/readyz", 503) })
-			if err := wantCode(a, "/livez", 200); err != nil {
-				t.Error(err)
-			}
+			must.Note(t, wantCode(a, "/livez", 200))
 			eventually(t, "the metric tells", func() error {
 				down, err := a.Metric(t.Context(), "nodeprobe_stood_down")
 				if err == nil && down != 1 {
@@ -118,10 +106,7 @@ func TestGuardStandsDown(t *testing.T) {
 			})
 			time.Sleep(2 * time.Second) // a write that was on its way may still arrive
 			node := n.mustGet()
-			lease, err := n.lease()
-			if err != nil {
-				t.Fatal(err)
-			}
+			lease := must.Get(n.lease())(t)
 			time.Sleep(6 * time.Second) // longer than each of its periods, and than the lease
 			if now := n.mustGet(); now.ResourceVersion != node.ResourceVersion {
 				t.Errorf("the node was written to: %+v", now.Status.Conditions)
@@ -161,9 +146,7 @@ func TestGuardCannotTell(t *testing.T) {
 			})
 			wantReadyz(t, a, want)
 			waitComplaint(t, a, "node status is not posted", want)
-			if err := wantMetric(a, "nodeprobe_stood_down", 0); err != nil {
-				t.Error(err)
-			}
+			must.Note(t, wantMetric(a, "nodeprobe_stood_down", 0))
 			checkOnce(t, a)
 			proxy.Clear()
 			waitStoodDown(t, a)
@@ -184,9 +167,7 @@ func (n *node) playKubelet() {
 	n.t.Helper()
 	created := metav1.CreateOptions{FieldManager: "kubelet"}
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name, Labels: map[string]string{corev1.LabelHostname: n.name}}}
-	if _, err := n.client.CoreV1().Nodes().Create(n.t.Context(), node, created); err != nil {
-		n.t.Fatal(err)
-	}
+	must.Get(n.client.CoreV1().Nodes().Create(n.t.Context(), node, created))(n.t)
 	n.createLease("kubelet", time.Now())
 	ctx, stop := context.WithCancel(context.Background())
 	done := make(chan struct{})
@@ -208,13 +189,10 @@ func (n *node) playKubelet() {
 func (n *node) createLease(manager string, renewed time.Time) {
 	n.t.Helper()
 	at := metav1.NewMicroTime(renewed)
-	_, err := n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(n.t.Context(), &coordinationv1.Lease{
+	must.Get(n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(n.t.Context(), &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Name: n.name},
 		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &n.name, RenewTime: &at, LeaseDurationSeconds: new(int32(40))},
-	}, metav1.CreateOptions{FieldManager: manager})
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	}, metav1.CreateOptions{FieldManager: manager}))(n.t)
 }
 
 // A Lease that a kubelet renewed 2 s ago is a live kubelet's, at first sight: it is left
@@ -224,10 +202,7 @@ func TestGuardKubeletsLease(t *testing.T) {
 	n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeStatusUpdateFrequency": "1h"})
 	proxy := n.through(controlplane.StartForTest(t))
 	n.createLease("kubelet", time.Now().Add(-2*time.Second))
-	before, err := n.lease()
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must.Get(n.lease())(t)
 	proxy.Inject(fault.Rule{Methods: []string{"GET"}, Path: leasesPath + "/*", Count: 1, Fault: fault.Reset()})
 	a := n.start()
 	waitStoodDown(t, a)
@@ -258,9 +233,7 @@ func TestGuardReadsInTheEnd(t *testing.T) {
 			proxy.Refuse()
 			a := n.start()
 			wantReadyz(t, a, "cannot tell yet whether a kubelet is alive")
-			if err := proxy.Accept(); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, proxy.Accept())
 			n.waitReady(a)
 			n.waitRenewed(began)
 			checkConditions(t, n.mustGet())

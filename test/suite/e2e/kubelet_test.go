@@ -16,6 +16,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/containerd"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/kubelet"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/process"
@@ -98,9 +99,7 @@ func (b *beside) waitKubelets() {
 
 func (b *beside) stopKubelet(k *kubelet.Kubelet) {
 	b.t.Helper()
-	if err := k.Stop(); err != nil {
-		b.t.Fatal(err)
-	}
+	must.OK(b.t, k.Stop())
 }
 
 // checkRefuses: a kubelet is alive. nodeprobe ends, says why, and writes nothing.
@@ -138,9 +137,7 @@ func (b *beside) checkStandsDown(a *agent.Agent, began time.Time) {
 	if r.Level != "ERROR" || !strings.Contains(r.Err, "kubelet") {
 		b.t.Errorf("logged: %s", r.Line)
 	}
-	if err := wantMetric(a, "nodeprobe_stood_down", 1); err != nil {
-		b.t.Error(err)
-	}
+	must.Note(b.t, wantMetric(a, "nodeprobe_stood_down", 1))
 	// A write that was on its way may still arrive.
 	since := r.Time.Add(3 * time.Second)
 	theirs := of(writes(b.t, b.cp, "kubelet", began), "patch nodes/status")
@@ -165,9 +162,7 @@ func (b *beside) checkStandsDown(a *agent.Agent, began time.Time) {
 // wantUnready checks that nodeprobe lives, but is not ready and says why.
 func (b *beside) wantUnready(a *agent.Agent) {
 	b.t.Helper()
-	if err := wantCode(a, "/livez", 200); err != nil {
-		b.t.Error(err)
-	}
+	must.Note(b.t, wantCode(a, "/livez", 200))
 	code, body, err := a.Get(context.Background(), "/readyz")
 	if err != nil || code != 503 ||
 		!regexp.MustCompile(`\[-\]status failed: stood down until restart: kubelet `).Match(body) ||
@@ -181,16 +176,10 @@ func (b *beside) wantUnready(a *agent.Agent) {
 func (b *beside) checkSilent(a *agent.Agent) {
 	b.t.Helper()
 	since := time.Now()
-	before, err := b.lease()
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	before := must.Get(b.lease())(b.t)
 	node := b.mustGet()
 	time.Sleep(2 * leaseOfBoth)
-	after, err := b.lease()
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	after := must.Get(b.lease())(b.t)
 	if age := time.Since(after.Spec.RenewTime.Time); after.ResourceVersion != before.ResourceVersion || age < 2*leaseOfBoth {
 		b.t.Errorf("the lease was renewed %s ago: %+v", age, after)
 	}
@@ -227,9 +216,7 @@ func (b *beside) checkTakesOver() *agent.Agent {
 	}
 	b.waitRenewed(began)
 	b.waitRenewed(time.Now())
-	if err := wantMetric(a, "nodeprobe_stood_down", 0); err != nil {
-		b.t.Error(err)
-	}
+	must.Note(b.t, wantMetric(a, "nodeprobe_stood_down", 0))
 	return a
 }
 

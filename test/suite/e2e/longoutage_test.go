@@ -14,6 +14,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/fault"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
@@ -123,9 +124,7 @@ func TestLongOutage(t *testing.T) {
 func (o *outage) play() {
 	o.t.Helper()
 	o.began = time.Now()
-	if err := o.cp.StopAPIServer(); err != nil {
-		o.t.Fatal(err)
-	}
+	must.OK(o.t, o.cp.StopAPIServer())
 	o.proxy.Refuse()
 	for _, step := range []struct {
 		at     float64 // of the outage's length
@@ -146,17 +145,11 @@ func (o *outage) play() {
 		if step.change != "" {
 			o.waitChange(step.change)
 		}
-		if err := wantCode(o.agent, "/livez", 200); err != nil {
-			o.t.Error(err)
-		}
+		must.Note(o.t, wantCode(o.agent, "/livez", 200))
 	}
-	if err := wantCode(o.agent, "/readyz", 503); err != nil {
-		o.t.Error(err)
-	}
+	must.Note(o.t, wantCode(o.agent, "/readyz", 503))
 	time.Sleep(time.Until(o.began.Add(*outageLength)))
-	if err := o.cp.StartAPIServer(o.t.Context()); err != nil {
-		o.t.Fatal(err)
-	}
+	must.OK(o.t, o.cp.StartAPIServer(o.t.Context()))
 	o.proxy.Clear()
 	o.back = time.Now()
 	o.t.Logf("the API server was away for %s", o.back.Sub(o.began).Round(time.Second))
@@ -165,9 +158,7 @@ func (o *outage) play() {
 // hang has connections accepted, and no request answered.
 func (o *outage) hang() {
 	o.proxy.Inject(fault.Rule{Fault: fault.Hang()})
-	if err := o.proxy.Accept(); err != nil {
-		o.t.Fatal(err)
-	}
+	must.OK(o.t, o.proxy.Accept())
 }
 
 // waitChange waits until nodeprobe has seen a change, and notes when that was.
@@ -201,9 +192,7 @@ func (o *outage) checkLease() {
 	later := 0
 	for _, e := range renewals {
 		var lease coordinationv1.Lease
-		if err := json.Unmarshal(e.RequestObject, &lease); err != nil {
-			o.t.Fatal(err)
-		}
+		must.OK(o.t, json.Unmarshal(e.RequestObject, &lease))
 		if e.ResponseStatus.Code != 200 {
 			continue
 		}
@@ -231,9 +220,7 @@ func (o *outage) checkPatch() {
 	var patch struct {
 		Status struct{ Conditions []map[string]any }
 	}
-	if err := json.Unmarshal(patches[0].RequestObject, &patch); err != nil {
-		o.t.Fatal(err)
-	}
+	must.OK(o.t, json.Unmarshal(patches[0].RequestObject, &patch))
 	got := o.mustGet()
 	for _, c := range patch.Status.Conditions {
 		kind := corev1.NodeConditionType(fmt.Sprint(c["type"]))

@@ -13,6 +13,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/wait"
 )
@@ -35,20 +36,14 @@ func newHardware(t *testing.T) hardware {
 
 func (h hardware) copyMeminfo() {
 	h.t.Helper()
-	meminfo, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	meminfo := must.Get(os.ReadFile("/proc/meminfo"))(h.t)
 	h.write(h.procfs, "meminfo", string(meminfo))
 }
 
 // link makes links to what is in a directory, but for some names.
 func (h hardware) link(from, to string, except ...string) {
 	h.t.Helper()
-	entries, err := os.ReadDir(from)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	entries := must.Get(os.ReadDir(from))(h.t)
 	skip := map[string]bool{}
 	for _, name := range except {
 		skip[name] = true
@@ -57,9 +52,7 @@ func (h hardware) link(from, to string, except ...string) {
 		if skip[e.Name()] {
 			continue
 		}
-		if err := os.Symlink(filepath.Join(from, e.Name()), filepath.Join(to, e.Name())); err != nil {
-			h.t.Fatal(err)
-		}
+		must.OK(h.t, os.Symlink(filepath.Join(from, e.Name()), filepath.Join(to, e.Name())))
 	}
 }
 
@@ -68,20 +61,11 @@ func (h hardware) link(from, to string, except ...string) {
 func (h hardware) write(root, name, text string) {
 	h.t.Helper()
 	path := filepath.Join(root, name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		h.t.Fatal(err)
-	}
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	must.OK(h.t, os.MkdirAll(filepath.Dir(path), 0o755))
+	f := must.Get(os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600))(h.t)
 	defer f.Close()
-	if _, err := f.WriteString(text); err != nil {
-		h.t.Fatal(err)
-	}
-	if err := f.Truncate(int64(len(text))); err != nil {
-		h.t.Fatal(err)
-	}
+	must.Get(f.WriteString(text))(h.t)
+	must.OK(h.t, f.Truncate(int64(len(text))))
 }
 
 func (h hardware) plug(cpus string, memory, swap, hugePages int64) {
@@ -94,10 +78,7 @@ func (h hardware) plug(cpus string, memory, swap, hugePages int64) {
 // meminfo changes figures of /proc/meminfo, which are in bytes.
 func (h hardware) meminfo(figures map[string]int64) {
 	h.t.Helper()
-	meminfo, err := os.ReadFile(filepath.Join(h.procfs, "meminfo"))
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	meminfo := must.Get(os.ReadFile(filepath.Join(h.procfs, "meminfo")))(h.t)
 	for name, value := range figures {
 		line := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + `:.*$`)
 		meminfo = line.ReplaceAll(meminfo, fmt.Appendf(nil, "%s: %15d kB", name, value>>10))
@@ -114,13 +95,9 @@ func TestHotPlug(t *testing.T) {
 	h := newHardware(t)
 	h.plug("0-1", 64*gi, 0, 8)
 	dir := t.TempDir()
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64m"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64m"))
 	t.Cleanup(func() { // after nodeprobe has ended
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, unix.Unmount(dir, unix.MNT_DETACH))
 	})
 	n := newNode(t, controlplane.StartForTest(t), agent.Config{
 		"rootDirectory": dir, "systemReserved": map[string]string{"cpu": "500m", "memory": "1Gi"},
@@ -146,9 +123,7 @@ func TestHotPlug(t *testing.T) {
 	}
 	check("at first", 2, 64*gi, 0, 8, 64*mi)
 	h.plug("0,2-4", 16*gi, 2*gi, 0)
-	if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_REMOUNT, "size=128m"); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, unix.Mount("tmpfs", dir, "tmpfs", unix.MS_REMOUNT, "size=128m"))
 	check("plugged and unplugged", 4, 16*gi, 2*gi, 0, 128*mi)
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/fault"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 	"github.com/nodeprobe/nodeprobe/test/harness/wait"
@@ -42,10 +43,7 @@ type node struct {
 func newNode(t *testing.T, cp *controlplane.ControlPlane, config agent.Config) *node {
 	t.Helper()
 	name := controlplane.ObjectName(t)
-	kubeconfig, err := cp.NodeKubeconfig(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := must.Get(cp.NodeKubeconfig(name))(t)
 	return &node{t: t, name: name, client: cp.Client(), spec: agent.Spec{
 		Binary: build.ProductForTest(t), Dir: t.TempDir(), NodeName: name, Kubeconfig: kubeconfig, Config: agent.Own().With(config),
 	}}
@@ -97,10 +95,7 @@ func (n *node) get() (*corev1.Node, error) {
 // mustGet is get for a Node that must be there.
 func (n *node) mustGet() *corev1.Node {
 	n.t.Helper()
-	found, err := n.get()
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	found := must.Get(n.get())(n.t)
 	return found
 }
 
@@ -153,10 +148,7 @@ var errNotYet = errors.New("not yet")
 // allLogged returns what the agent has logged so far.
 func allLogged(t *testing.T, a *agent.Agent) []agent.Record {
 	t.Helper()
-	all, err := a.Log()
-	if err != nil {
-		t.Fatal(err)
-	}
+	all := must.Get(a.Log())(t)
 	return all
 }
 

@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 )
 
@@ -18,15 +19,11 @@ func TestOutage(t *testing.T) {
 	cp := controlplane.StartExclusive(t, controlplane.Options{AuditLog: true})
 	stopAPIServer := func(t *testing.T) {
 		t.Helper()
-		if err := cp.StopAPIServer(); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, cp.StopAPIServer())
 	}
 	startAPIServer := func(t *testing.T) {
 		t.Helper()
-		if err := cp.StartAPIServer(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, cp.StartAPIServer(t.Context()))
 	}
 
 	t.Run("at start", func(t *testing.T) {
@@ -37,12 +34,8 @@ func TestOutage(t *testing.T) {
 		if !r.Bad() {
 			t.Errorf("logged at level %s: %s", r.Level, r.Line)
 		}
-		if err := wantCode(a, "/metrics", 200); err != nil {
-			t.Error(err)
-		}
-		if err := wantCode(a, "/readyz", 503); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, wantCode(a, "/metrics", 200))
+		must.Note(t, wantCode(a, "/readyz", 503))
 		startAPIServer(t)
 		n.waitReady(a)
 		checkConditions(t, n.mustGet())
@@ -66,9 +59,7 @@ func TestOutage(t *testing.T) {
 		flip := waitLogged(t, a, "condition changed", 0).Time
 		// So that the time of the flip and the time of its post differ.
 		time.Sleep(2 * time.Second)
-		if err := wantCode(a, "/livez", 200); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, wantCode(a, "/livez", 200))
 		up := time.Now()
 		startAPIServer(t)
 
@@ -99,10 +90,7 @@ func TestOutage(t *testing.T) {
 // and the flip in it.
 func checkOnePatch(t *testing.T, cp *controlplane.ControlPlane, n *node, since time.Time) {
 	t.Helper()
-	events, err := cp.AuditEvents()
-	if err != nil {
-		t.Fatal(err)
-	}
+	events := must.Get(cp.AuditEvents())(t)
 	var patches []string
 	for _, e := range events {
 		if e.Verb != "patch" || e.ObjectRef.Resource != "nodes" || e.ObjectRef.Name != n.name ||
@@ -111,9 +99,7 @@ func checkOnePatch(t *testing.T, cp *controlplane.ControlPlane, n *node, since t
 		}
 		patches = append(patches, string(e.RequestObject))
 		var patch corev1.Node
-		if err := json.Unmarshal(e.RequestObject, &patch); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, json.Unmarshal(e.RequestObject, &patch))
 		if !nodewatch.Has(corev1.NodeDiskPressure, corev1.ConditionTrue)(&patch) {
 			t.Errorf("patch without the flip: %s", e.RequestObject)
 		}

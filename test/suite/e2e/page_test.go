@@ -9,6 +9,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // The status page tells when the API server last heard of us.
@@ -33,9 +34,7 @@ func TestPageTellsOfWrites(t *testing.T) {
 			Result  string
 		}
 	}
-	if err := json.Unmarshal(body, &got); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(body, &got))
 	if got.NodeName != n.name || got.Mode != "own" {
 		t.Errorf("got %s", body)
 	}
@@ -52,10 +51,7 @@ func TestPageTellsOfWrites(t *testing.T) {
 	if s := got.Status; s.Posted.Before(a.Started) || s.Posted.After(time.Now()) || s.Reason == "" || s.Bytes == 0 {
 		t.Errorf("status: %+v", s)
 	}
-	lease, err := n.lease()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lease := must.Get(n.lease())(t)
 	// It may have been renewed once more since.
 	if l := got.Lease; l.Renewed.Before(a.Started) || l.Renewed.After(lease.Spec.RenewTime.Add(time.Second)) || l.Result != "success" {
 		t.Errorf("lease: %+v, and the API server has %s", l, lease.Spec.RenewTime)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 )
 
@@ -124,7 +125,5 @@ func TestPauseOfRuntime(t *testing.T) {
 
 func signal(t *testing.T, a *agent.Agent, s syscall.Signal) {
 	t.Helper()
-	if err := syscall.Kill(a.PID(), s); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Kill(a.PID(), s))
 }

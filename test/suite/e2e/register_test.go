@@ -19,6 +19,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/fault"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 )
 
@@ -50,9 +51,7 @@ func TestRegistersOnExisting(t *testing.T) {
 	cp := controlplane.StartForTest(t)
 	n := newNode(t, cp, nil)
 	proxy := n.through(cp)
-	if _, err := n.client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(n.client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}, metav1.CreateOptions{}))(t)
 	n.patchStatus(map[string]any{"declaredFeatures": []string{"ExtendWebSocketsToKubelet", "InPlacePodVerticalScalingInitContainers"}})
 	if got := n.mustGet().Status; len(got.DeclaredFeatures) != 2 || len(got.Capacity) > 0 || len(got.Allocatable) > 0 {
 		t.Fatalf("the status to begin with: %+v", got)
@@ -62,9 +61,7 @@ func TestRegistersOnExisting(t *testing.T) {
 	var first struct{ Status map[string]json.RawMessage }
 	for _, r := range proxy.Requests() {
 		if r.Method == "PATCH" && r.Path == nodesPath+"/"+n.name+"/status" {
-			if err := json.Unmarshal(r.Body, &first); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, json.Unmarshal(r.Body, &first))
 			break
 		}
 	}
@@ -87,14 +84,9 @@ func TestRegistersOnExisting(t *testing.T) {
 // machine with the same configuration.
 func (n *node) snapshot() *corev1.Node {
 	n.t.Helper()
-	config, err := json.Marshal(n.spec.Config.With(agent.Config{"nodeName": n.name}))
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	config := must.Get(json.Marshal(n.spec.Config.With(agent.Config{"nodeName": n.name})))(n.t)
 	file := filepath.Join(n.t.TempDir(), "snapshot.yaml")
-	if err := os.WriteFile(file, config, 0o600); err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, os.WriteFile(file, config, 0o600))
 	cmd := exec.CommandContext(n.t.Context(), n.spec.Binary, "snapshot", "--config", file, "-o", "json")
 	stdout, err := cmd.Output()
 	// 3: some signal cannot be read here, such as those that need root.
@@ -102,9 +94,7 @@ func (n *node) snapshot() *corev1.Node {
 		n.t.Fatalf("nodeprobe snapshot: %v", err)
 	}
 	var output struct{ Node *corev1.Node }
-	if err := json.Unmarshal(stdout, &output); err != nil {
-		n.t.Fatal(err)
-	}
+	must.OK(n.t, json.Unmarshal(stdout, &output))
 	return output.Node
 }
 
@@ -200,10 +190,7 @@ func checkConditions(t *testing.T, node *corev1.Node) {
 }
 
 func checkLease(t *testing.T, n *node) {
-	lease, err := n.lease()
-	if err != nil {
-		t.Fatal(err)
-	}
+	lease := must.Get(n.lease())(t)
 	want := metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: n.name, UID: n.mustGet().UID}
 	if len(lease.OwnerReferences) != 1 || !apiequality.Semantic.DeepEqual(lease.OwnerReferences[0], want) {
 		t.Errorf("owners: %+v, want %+v", lease.OwnerReferences, want)
@@ -216,9 +203,7 @@ func checkLease(t *testing.T, n *node) {
 	}
 	for range 2 {
 		n.waitRenewed(lease.Spec.RenewTime.Time)
-		if lease, err = n.lease(); err != nil {
-			t.Fatal(err)
-		}
+		lease = must.Get(n.lease())(t)
 		if age := time.Since(lease.Spec.RenewTime.Time); age < 0 || age > patience {
 			t.Errorf("renewed %s ago", age)
 		}
@@ -229,13 +214,9 @@ func checkLease(t *testing.T, n *node) {
 func checkTable(t *testing.T, n *node) {
 	data, err := n.client.CoreV1().RESTClient().Get().Resource("nodes").Name(n.name).
 		SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").DoRaw(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	var table metav1.Table
-	if err := json.Unmarshal(data, &table); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(data, &table))
 	row := map[string]string{}
 	for i, column := range table.ColumnDefinitions {
 		row[column.Name] = fmt.Sprint(table.Rows[0].Cells[i])

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
@@ -31,16 +32,12 @@ const full = 1 << 20
 
 func fill(t *testing.T, fs *pressure.Filesystem) {
 	t.Helper()
-	if err := fs.Fill(full); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, fs.Fill(full))
 }
 
 func empty(t *testing.T, fs *pressure.Filesystem) {
 	t.Helper()
-	if err := fs.Empty(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, fs.Empty())
 }
 
 // A restart is no reason for a condition to end, not even where what caused it
@@ -62,10 +59,7 @@ func TestRestartUnderPressure(t *testing.T) {
 	second := n.startReady()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	ended, err := history.Wait(ctx, first.Started, nodewatch.Has(corev1.NodeDiskPressure, corev1.ConditionFalse))
-	if err != nil {
-		t.Fatal(err)
-	}
+	ended := must.Get(history.Wait(ctx, first.Started, nodewatch.Has(corev1.NodeDiskPressure, corev1.ConditionFalse)))(t)
 	if held := ended.At.Sub(second.Started); held < period {
 		t.Errorf("DiskPressure was held for %s after the restart, want %s", held, period)
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 	"github.com/nodeprobe/nodeprobe/status"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // custom is an agent with a setter of its own, which speaks to the API server as
@@ -52,14 +53,8 @@ func newCustom(t *testing.T, runtime *status.Runtime) *custom {
 	t.Helper()
 	cp := controlplane.StartForTest(t)
 	c := &custom{node: &node{t: t, name: controlplane.ObjectName(t), client: cp.Client()}}
-	config, err := cp.ConfigFor("system:node:"+c.name, "system:nodes")
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	config := must.Get(cp.ConfigFor("system:node:"+c.name, "system:nodes"))(t)
+	client := must.Get(kubernetes.NewForConfig(config))(t)
 	c.facts = status.Facts{
 		Urgent: true, // never held back
 		Snapshot: probe.Snapshot{
@@ -91,9 +86,7 @@ func newCustom(t *testing.T, runtime *status.Runtime) *custom {
 		}},
 		Logger: slog.New(slog.NewTextHandler(c, nil)),
 	}
-	if c.updater, err = status.New(cfg); err != nil {
-		t.Fatal(err)
-	}
+	c.updater = must.Get(status.New(cfg))(t)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- c.updater.Run(ctx) }()

@@ -10,6 +10,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/logind"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 )
@@ -18,10 +19,7 @@ import (
 // ready, and a cancelled one is taken back.
 func TestMachineShutdown(t *testing.T) { //nolint:paralleltest // it sets the environment
 	need.Command(t, "dbus-daemon", "dbus-daemon")
-	l, err := logind.Start(t.Context(), t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	l := must.Get(logind.Start(t.Context(), t.TempDir()))(t)
 	t.Cleanup(l.Stop)
 	t.Setenv("DBUS_SYSTEM_BUS_ADDRESS", l.Address)
 	n := newNode(t, controlplane.StartForTest(t), agent.Config{"shutdownGracePeriod": "30s"})
@@ -29,28 +27,19 @@ func TestMachineShutdown(t *testing.T) { //nolint:paralleltest // it sets the en
 	ctx, stop := context.WithTimeout(t.Context(), patience)
 	defer stop()
 	for range 2 {
-		lock, err := l.NextLock(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		lock := must.Get(l.NextLock(ctx))(t)
 		if lock.What != "shutdown" || lock.Mode != "delay" || lock.Who != "nodeprobe" {
 			t.Errorf("lock: %+v", lock)
 		}
 		began := time.Now()
-		if err := l.PrepareForShutdown(true); err != nil {
-			t.Fatal(err)
-		}
-		if err := lock.WaitReleased(ctx); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.PrepareForShutdown(true))
+		must.OK(t, lock.WaitReleased(ctx))
 		t.Logf("held up for %s", time.Since(began))
 		ready := nodewatch.Condition(n.mustGet(), corev1.NodeReady)
 		if ready.Status != corev1.ConditionFalse || ready.Reason != "KubeletNotReady" || ready.Message != "node is shutting down" {
 			t.Errorf("once the lock was released: %+v", ready)
 		}
-		if err := l.PrepareForShutdown(false); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, l.PrepareForShutdown(false))
 		n.waitCondition(corev1.NodeReady, corev1.ConditionTrue)
 	}
 	n.waitEvent("Shutdown", "Shutdown manager detected shutdown event")
@@ -59,17 +48,10 @@ func TestMachineShutdown(t *testing.T) { //nolint:paralleltest // it sets the en
 	// There is nothing to post for a node that was deleted.
 	n.delete()
 	wantReadyz(t, a, stillDeleted)
-	lock, err := l.NextLock(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	lock := must.Get(l.NextLock(ctx))(t)
 	began := time.Now()
-	if err := l.PrepareForShutdown(true); err != nil {
-		t.Fatal(err)
-	}
-	if err := lock.WaitReleased(ctx); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, l.PrepareForShutdown(true))
+	must.OK(t, lock.WaitReleased(ctx))
 	if took := time.Since(began); took > 20*time.Second {
 		t.Errorf("held up for %s, want much less than the grace period", took)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
 
@@ -19,14 +20,9 @@ import (
 func TestNoNewThreads(t *testing.T) {
 	t.Parallel()
 	fs := pressure.DiskForTest(t, 64)
-	none, err := pressure.NoNewTasks()
-	if err != nil {
-		t.Fatal(err)
-	}
+	none := must.Get(pressure.NoNewTasks())(t)
 	t.Cleanup(func() { // after nodeprobe has ended
-		if err := none.Release(); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, none.Release())
 	})
 	cp := controlplane.StartForTest(t)
 	n := newNode(t, cp, agent.Config{
@@ -34,14 +30,10 @@ func TestNoNewThreads(t *testing.T) {
 		"evictionHard": agent.Hard(map[string]string{"nodefs.available": "20Mi"}),
 	})
 	a := n.startReady()
-	if err := none.Add(a.PID()); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, none.Add(a.PID()))
 	threads := func() int {
 		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", a.PID()))
-		if err != nil {
-			t.Error(err)
-		}
+		must.Note(t, err)
 		return len(entries)
 	}
 	before := threads()
@@ -61,17 +53,13 @@ func TestNoNewThreads(t *testing.T) {
 		})
 	}
 	for i := 0; time.Now().Before(end); i++ {
-		if err := fs.Fill([]int64{10 << 20, 40 << 20}[i%2]); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, fs.Fill([]int64{10 << 20, 40 << 20}[i%2]))
 		time.Sleep(time.Second / 4)
 	}
 	scrapers.Wait()
 	t.Logf("%d threads before, %d after", before, threads())
 	n.waitRenewed(time.Now())
-	if err := fs.Fill(10 << 20); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, fs.Fill(10<<20))
 	n.waitCondition(corev1.NodeDiskPressure, corev1.ConditionTrue)
 	select {
 	case <-a.Exited():

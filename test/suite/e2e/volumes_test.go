@@ -19,6 +19,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 )
 
@@ -54,13 +55,9 @@ func (r *volumeRoot) at(handle, name string) string {
 func (r *volumeRoot) mount(handle string) {
 	r.t.Helper()
 	point := r.at(handle, "globalmount")
-	if err := os.MkdirAll(point, 0o700); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, os.MkdirAll(point, 0o700))
 	r.write(handle, r.data(handle))
-	if err := unix.Mount("none", point, "tmpfs", 0, "size=64k"); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, unix.Mount("none", point, "tmpfs", 0, "size=64k"))
 	r.t.Cleanup(func() {
 		if err := unix.Unmount(point, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) { // not mounted any more
 			r.t.Error(err)
@@ -70,25 +67,18 @@ func (r *volumeRoot) mount(handle string) {
 
 func (r *volumeRoot) unmount(handle string) {
 	r.t.Helper()
-	if err := unix.Unmount(r.at(handle, "globalmount"), 0); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, unix.Unmount(r.at(handle, "globalmount"), 0))
 }
 
 func (r *volumeRoot) data(handle string) string {
-	data, err := json.Marshal(map[string]string{"driverName": csiDriver, "volumeHandle": handle})
-	if err != nil {
-		r.t.Fatal(err)
-	}
+	data := must.Get(json.Marshal(map[string]string{"driverName": csiDriver, "volumeHandle": handle}))(r.t)
 	return string(data)
 }
 
 // write writes the file that says what is mounted.
 func (r *volumeRoot) write(handle, content string) {
 	r.t.Helper()
-	if err := os.WriteFile(r.at(handle, "vol_data.json"), []byte(content), 0o600); err != nil {
-		r.t.Fatal(err)
-	}
+	must.OK(r.t, os.WriteFile(r.at(handle, "vol_data.json"), []byte(content), 0o600))
 }
 
 func inUse(handles ...string) []corev1.UniqueVolumeName {
@@ -193,21 +183,16 @@ func TestVolumeLimits(t *testing.T) {
 		t.Error("a Node without a CSINode is nothing to complain of")
 	}
 	count := func(n int32) *storagev1.VolumeNodeResources { return &storagev1.VolumeNodeResources{Count: &n} }
-	_, err := cp.Client().StorageV1().CSINodes().Create(t.Context(), &storagev1.CSINode{
+	must.Get(cp.Client().StorageV1().CSINodes().Create(t.Context(), &storagev1.CSINode{
 		ObjectMeta: metav1.ObjectMeta{Name: n.name},
 		Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{
 			{Name: csiDriver, NodeID: "1", Allocatable: count(25)},
 			{Name: "other.example.com", NodeID: "1", Allocatable: count(16)},
 			{Name: "unbounded.example.com", NodeID: "1"},
 		}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}, metav1.CreateOptions{}))(t)
 	t.Cleanup(func() {
-		if err := cp.Client().StorageV1().CSINodes().Delete(context.Background(), n.name, metav1.DeleteOptions{}); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, cp.Client().StorageV1().CSINodes().Delete(context.Background(), n.name, metav1.DeleteOptions{}))
 	})
 	a = n.startReady()
 	fixed["attachable-volumes-csi-other.example.com"] = 16 // and what is configured wins

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
 
@@ -45,10 +46,7 @@ func newDancers(t *testing.T) []*dancer {
 		signal: "memory.available", unit: "bytes", condition: corev1.NodeMemoryPressure,
 		available: pressure.AvailableMemory, reach: 256 << 20, move: (&memoryMaker{}).move,
 	}
-	present, err := memory.available()
-	if err != nil {
-		t.Fatal(err)
-	}
+	present := must.Get(memory.available())(t)
 	if present < 6<<30 {
 		t.Skipf("only %d MiB of memory are available", present>>20)
 	}
@@ -58,9 +56,7 @@ func newDancers(t *testing.T) []*dancer {
 		signal: "pid.available", unit: "tasks", condition: corev1.NodePIDPressure,
 		available: pressure.AvailableTasks, reach: 200, move: (&threadMaker{}).move,
 	}
-	if present, err = pids.available(); err != nil {
-		t.Fatal(err)
-	}
+	present = must.Get(pids.available())(t)
 	pids.limit = present - 1500
 
 	// Two filesystems, so that their dances do not wait for each other.
@@ -74,9 +70,7 @@ func newDancers(t *testing.T) []*dancer {
 	}, pids}
 	t.Cleanup(func() {
 		const everything = 1 << 60
-		if err := errors.Join(memory.move(everything), pids.move(everything)); err != nil {
-			t.Error(err)
-		}
+		must.Note(t, errors.Join(memory.move(everything), pids.move(everything)))
 	})
 	return dancers
 }

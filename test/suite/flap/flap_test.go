@@ -14,6 +14,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
@@ -74,9 +75,7 @@ func TestLarge(t *testing.T) {
 	if len(patches) > most || len(patches) < burst {
 		t.Errorf("%d patches in %s, want up to %d, and not none", len(patches), end.Sub(begin), most)
 	}
-	if err := checkPace(s.patches(begin, time.Now())); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, checkPace(s.patches(begin, time.Now())))
 	events, total := s.events(begin, end), 0
 	for i, d := range s.dancers {
 		t.Logf("%s: %d swings in %s, %d events", d.signal, swings[i], end.Sub(begin).Round(time.Second), events[d.signal])
@@ -173,9 +172,7 @@ func TestSmall(t *testing.T) {
 		})
 	}
 	s.stop()
-	if err := checkPace(s.patches(begin, time.Now())); err != nil {
-		t.Error(err)
-	}
+	must.Note(t, checkPace(s.patches(begin, time.Now())))
 	s.checkDenial("small")
 }
 

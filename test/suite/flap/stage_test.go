@@ -18,6 +18,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 )
@@ -41,17 +42,12 @@ func newStage(t *testing.T, config agent.Config) *stage {
 	binary := build.ProductForTest(t) // before there are limits: a compiler needs memory that will be back
 	s := &stage{t: t, cp: cp, name: controlplane.ObjectName(t), dancers: newDancers(t)}
 	var err error
-	if s.transition, err = time.ParseDuration(config["evictionPressureTransitionPeriod"].(string)); err != nil {
-		t.Fatal(err)
-	}
+	s.transition = must.Get(time.ParseDuration(config["evictionPressureTransitionPeriod"].(string)))(t)
 	limits := map[string]string{}
 	for _, d := range s.dancers {
 		limits[d.signal] = strconv.FormatInt(d.limit, 10)
 	}
-	kubeconfig, err := cp.NodeKubeconfig(s.name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := must.Get(cp.NodeKubeconfig(s.name))(t)
 	s.history = nodewatch.FollowForTest(t, cp.Client(), s.name)
 	s.agent, err = agent.Start(t.Context(), agent.Spec{
 		Binary: binary, Dir: t.TempDir(), NodeName: s.name, Kubeconfig: kubeconfig,
@@ -62,9 +58,7 @@ func newStage(t *testing.T, config agent.Config) *stage {
 			"imageDirectories":       []string{s.dancer("imagefs.inodesFree").dir},
 		}).With(config),
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	t.Cleanup(func() {
 		s.agent.Stop()
 		if t.Failed() {
@@ -102,9 +96,7 @@ func (s *stage) stop() {
 
 func (s *stage) must(err error) {
 	s.t.Helper()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must.OK(s.t, err)
 }
 
 // metrics returns the agent's series.

@@ -9,6 +9,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/fault"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // A Node on which nothing happens stays in favour by its Lease alone, long after
@@ -23,9 +24,7 @@ func TestAlive(t *testing.T) {
 	// The next renewal comes after whatever belongs to the registration.
 	proxy.Forget()
 	renewed := func(r fault.Request) bool { return r.Method == "PUT" }
-	if _, err := proxy.WaitFor(t.Context(), renewed); err != nil {
-		t.Fatal(err)
-	}
+	must.Get(proxy.WaitFor(t.Context(), renewed))(t)
 	proxy.Forget()
 	begin := time.Now()
 	time.Sleep(3 * grace)

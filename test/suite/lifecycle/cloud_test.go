@@ -15,6 +15,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 )
@@ -83,11 +84,9 @@ func TestExternalCloudProvider(t *testing.T) {
 func (n *node) checkMayNotUntaint() {
 	n.t.Helper()
 	user, groups := controlplane.NodeUser(n.name)
-	config, err := n.cp.ConfigFor(user, groups...)
-	must(n.t, err)
-	client, err := kubernetes.NewForConfig(config)
-	must(n.t, err)
-	err = retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+	config := must.Get(n.cp.ConfigFor(user, groups...))(n.t)
+	client := must.Get(kubernetes.NewForConfig(config))(n.t)
+	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		node, err := client.CoreV1().Nodes().Get(n.t.Context(), n.name, metav1.GetOptions{})
 		if err == nil {
 			node.Spec.Taints = nil
@@ -114,7 +113,7 @@ func (n *node) playCloudController(external string) []corev1.NodeAddress {
 	}
 	nodes := n.client.CoreV1().Nodes()
 	change := func(edit func(*corev1.Node), write func(context.Context, *corev1.Node, metav1.UpdateOptions) (*corev1.Node, error)) {
-		must(n.t, retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		must.OK(n.t, retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 			node, err := nodes.Get(n.t.Context(), n.name, metav1.GetOptions{})
 			if err == nil {
 				edit(node)

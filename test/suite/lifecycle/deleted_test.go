@@ -9,6 +9,8 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // An administrator takes a Node that has pods out of the cluster: cordons it, taints
@@ -21,14 +23,13 @@ func TestDeleted(t *testing.T) {
 	n.newPod(nil).waitBound()
 	_, err := n.client.CoreV1().Nodes().Patch(t.Context(), n.name, "application/merge-patch+json",
 		[]byte(`{"spec":{"unschedulable":true,"taints":[{"key":"example.com/retired","effect":"NoExecute"}]}}`), metav1.PatchOptions{})
-	must(t, err)
+	must.OK(t, err)
 	old := n.wait("it is cordoned", a.Started, func(node *corev1.Node) bool { return node.Spec.Unschedulable }).Node
 
-	leases, err := n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + n.name})
-	must(t, err)
+	leases := must.Get(n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + n.name}))(t)
 	defer leases.Stop()
 	deleted := time.Now()
-	must(t, n.client.CoreV1().Nodes().Delete(t.Context(), n.name, metav1.DeleteOptions{}))
+	must.OK(t, n.client.CoreV1().Nodes().Delete(t.Context(), n.name, metav1.DeleteOptions{}))
 	waitLeaseGone(t, leases)
 	t.Logf("the garbage collector has removed the lease %s after the node", time.Since(deleted))
 	select {
@@ -55,8 +56,7 @@ func TestDeleted(t *testing.T) {
 	}
 	n.newPod(nil).waitBound()
 	want := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.name, UID: again.UID}}
-	lease, err := n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(t.Context(), n.name, metav1.GetOptions{})
-	must(t, err)
+	lease := must.Get(n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(t.Context(), n.name, metav1.GetOptions{}))(t)
 	if !apiequality.Semantic.DeepEqual(lease.OwnerReferences, want) {
 		t.Errorf("owners of the new lease: %+v, want %+v", lease.OwnerReferences, want)
 	}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // A file on the node's root disk that hangs, from the start on, costs the Node that
@@ -26,9 +27,9 @@ func TestHungRootDisk(t *testing.T) {
 	n := newNode(t, agent.Config{"statfsTimeout": "500ms"})
 	etc := filepath.Join(n.spec.Dir, "root", "etc")
 	release := filepath.Join(etc, "os-release")
-	must(t, os.MkdirAll(etc, 0o755))
-	must(t, os.WriteFile(filepath.Join(etc, "machine-id"), []byte("0123456789abcdef0123456789abcdef\n"), 0o644))
-	must(t, unix.Mkfifo(release, 0o644))
+	must.OK(t, os.MkdirAll(etc, 0o755))
+	must.OK(t, os.WriteFile(filepath.Join(etc, "machine-id"), []byte("0123456789abcdef0123456789abcdef\n"), 0o644))
+	must.OK(t, unix.Mkfifo(release, 0o644))
 	n.spec.Args = append(n.spec.Args, "--path.rootfs", filepath.Dir(etc))
 	a := n.startReady()
 
@@ -47,8 +48,7 @@ func TestHungRootDisk(t *testing.T) {
 			t.Errorf("while the file hangs: %s; %+v", describe(s.Node), s.Node.Status.NodeInfo)
 		}
 	}
-	records, err := a.Log()
-	must(t, err)
+	records := must.Get(a.Log())(t)
 	said := 0
 	for _, r := range records {
 		if strings.Contains(r.Line, release+": no answer within 500ms") {
@@ -59,12 +59,11 @@ func TestHungRootDisk(t *testing.T) {
 		t.Errorf("the file was named %d times in the log, want once", said)
 	}
 
-	answer, err := os.OpenFile(release, os.O_RDWR, 0) // which does not wait for a reader
-	must(t, err)
+	answer := must.Get(os.OpenFile(release, os.O_RDWR, 0))(t) // which does not wait for a reader
 	const text = "PRETTY_NAME=\"A disk that is back\"\n"
-	must(t, os.Remove(release))
-	must(t, os.WriteFile(release, []byte(text), 0o644))
-	must(t, answer.Close())
+	must.OK(t, os.Remove(release))
+	must.OK(t, os.WriteFile(release, []byte(text), 0o644))
+	must.OK(t, answer.Close())
 	n.wait("the OS image is known", a.Started, func(node *corev1.Node) bool {
 		return node.Status.NodeInfo.OSImage == "A disk that is back"
 	})

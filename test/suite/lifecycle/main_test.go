@@ -19,6 +19,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
@@ -52,10 +53,7 @@ func newNode(t *testing.T, config agent.Config) *node {
 	t.Helper()
 	cp := controlplane.StartForTest(t)
 	n := &node{t: t, name: controlplane.ObjectName(t), cp: cp, client: cp.Client()}
-	kubeconfig, err := cp.NodeKubeconfig(n.name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := must.Get(cp.NodeKubeconfig(n.name))(t)
 	n.spec = agent.Spec{
 		Binary: build.ProductForTest(t), Dir: t.TempDir(), NodeName: n.name, Kubeconfig: kubeconfig, Config: agent.Own().With(config),
 	}
@@ -76,9 +74,7 @@ func (n *node) start() *agent.Agent {
 	a := agent.StartForTest(n.t, n.spec)
 	n.t.Cleanup(func() {
 		records, err := a.Log()
-		if err != nil {
-			n.t.Error(err)
-		}
+		must.Note(n.t, err)
 		for _, r := range records {
 			if strings.Contains(r.Line, "forbidden") {
 				n.t.Errorf("a kubelet's rights did not do: %s", r.Line)
@@ -176,12 +172,9 @@ func until[T runtime.Object](t *testing.T, what string, start func(context.Conte
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	watcher, err := start(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	watcher := must.Get(start(ctx))(t)
 	defer watcher.Stop()
-	err = errors.New("nothing of the kind is there")
+	err := errors.New("nothing of the kind is there")
 	for {
 		select {
 		case <-ctx.Done():

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // pod is a pod that wants to run on one Node and nowhere else.
@@ -39,10 +40,7 @@ func (n *node) newPod(requests corev1.ResourceList) *pod {
 		},
 	}
 	n.waitServiceAccount()
-	made, err := n.client.CoreV1().Pods(made.Namespace).Create(n.t.Context(), made, metav1.CreateOptions{})
-	if err != nil {
-		n.t.Fatal(err)
-	}
+	made = must.Get(n.client.CoreV1().Pods(made.Namespace).Create(n.t.Context(), made, metav1.CreateOptions{}))(n.t)
 	p := &pod{n.t, n, made}
 	n.t.Cleanup(p.delete)
 	return p
@@ -125,10 +123,7 @@ const byTaint = "untolerated taint"
 // checkUnbound wants the pod to be nowhere still.
 func (p *pod) checkUnbound() {
 	p.t.Helper()
-	now, err := p.node.client.CoreV1().Pods(p.Namespace).Get(p.t.Context(), p.Name, metav1.GetOptions{})
-	if err != nil {
-		p.t.Fatal(err)
-	}
+	now := must.Get(p.node.client.CoreV1().Pods(p.Namespace).Get(p.t.Context(), p.Name, metav1.GetOptions{}))(p.t)
 	if now.Spec.NodeName != "" {
 		p.t.Errorf("pod %s is bound to %s", p.Name, now.Spec.NodeName)
 	}

@@ -7,6 +7,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
@@ -15,8 +16,7 @@ import (
 func TestPressure(t *testing.T) {
 	t.Parallel()
 	disk := pressure.DiskForTest(t, 64)
-	loads, err := pressure.Loads(disk)
-	must(t, err)
+	loads := must.Get(pressure.Loads(disk))(t)
 	taints := map[corev1.NodeConditionType]string{
 		corev1.NodeMemoryPressure: corev1.TaintNodeMemoryPressure,
 		corev1.NodeDiskPressure:   corev1.TaintNodeDiskPressure,
@@ -25,14 +25,14 @@ func TestPressure(t *testing.T) {
 	for _, l := range loads {
 		t.Run(string(l.Condition), func(t *testing.T) {
 			t.Parallel()
-			t.Cleanup(func() { must(t, l.Release()) })
+			t.Cleanup(func() { must.OK(t, l.Release()) })
 			n := newNode(t, agent.Config{
 				"bpf": "auto", "rootDirectory": disk.Dir, "evictionHard": agent.Hard(map[string]string{l.Signal: l.Threshold}),
 			})
 			a := n.startReady()
 
 			pressed := time.Now()
-			must(t, l.Press())
+			must.OK(t, l.Press())
 			seen := n.wait("the condition is True", pressed, nodewatch.Has(l.Condition, corev1.ConditionTrue))
 			taintedAt := n.wait("the node is tainted", pressed, func(node *corev1.Node) bool {
 				return tainted(node, taints[l.Condition], corev1.TaintEffectNoSchedule)
@@ -40,7 +40,7 @@ func TestPressure(t *testing.T) {
 			p := n.newRefused(byTaint)
 
 			released := time.Now()
-			must(t, l.Release())
+			must.OK(t, l.Release())
 			over := n.wait("the condition is False", released, nodewatch.Has(l.Condition, corev1.ConditionFalse))
 			free := n.wait("the taint is gone", released, func(node *corev1.Node) bool { return len(node.Spec.Taints) == 0 })
 			p.waitBound()
@@ -69,12 +69,5 @@ func (n *node) checkOnly(since time.Time, but corev1.NodeConditionType) {
 				n.t.Errorf("%s: %s", condition, describe(s.Node))
 			}
 		}
-	}
-}
-
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // What is reserved is not given to pods, and all the rest is.
@@ -75,9 +76,7 @@ func TestCordoned(t *testing.T) {
 	cordon := func(patch string) time.Time {
 		t.Helper()
 		at := time.Now()
-		if _, err := n.client.CoreV1().Nodes().Patch(t.Context(), n.name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(n.client.CoreV1().Nodes().Patch(t.Context(), n.name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
 		return at
 	}
 	at := cordon(`{"spec":{"unschedulable":true}}`)

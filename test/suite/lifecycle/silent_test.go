@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
@@ -44,10 +45,10 @@ func TestSilent(t *testing.T) {
 				"nodeLabels": map[string]string{corev1.LabelTopologyZone: name},
 			})
 			a := n.startReady()
-			must(t, fs.Fill(1<<20))
+			must.OK(t, fs.Fill(1<<20))
 			before := n.wait("the disk is full", a.Started, underDiskPressure)
 			refused := n.silent(before, func() { silence.begin(t, a) }, func() { silence.end(t, n, a) })
-			must(t, fs.Empty())
+			must.OK(t, fs.Empty())
 			refused.waitBound()
 			for _, s := range neighbour.since(before.At) {
 				if s.Node == nil || !has(s.Node, allWell) || len(s.Node.Spec.Taints) > 0 {
@@ -60,9 +61,7 @@ func TestSilent(t *testing.T) {
 
 func signal(t *testing.T, a *agent.Agent, s syscall.Signal) {
 	t.Helper()
-	if err := syscall.Kill(a.PID(), s); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Kill(a.PID(), s))
 }
 
 // fullDisk is allWell but for the disk.

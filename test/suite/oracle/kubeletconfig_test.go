@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/kubelet"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 const productDir = "../../../cmd/nodeprobe"
@@ -21,10 +22,7 @@ const productDir = "../../../cmd/nodeprobe"
 // What nodeprobe thinks that a kubelet makes of its configuration is what a
 // kubelet makes of it: the fixtures' kubelet.json, against the kubelet itself.
 func TestKubeletConfig(t *testing.T) {
-	program, err := kubelet.Build(t.Context(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	program := must.Get(kubelet.Build(t.Context(), os.Stderr))(t)
 	fixtures, err := filepath.Glob(filepath.Join(productDir, "testdata/kubelet/*/kubelet.json"))
 	if err != nil || len(fixtures) < 5 {
 		t.Fatalf("fixtures %v, error %v", fixtures, err)
@@ -32,14 +30,9 @@ func TestKubeletConfig(t *testing.T) {
 	for _, fixture := range fixtures {
 		dir := filepath.Dir(fixture)
 		t.Run(filepath.Base(dir), func(t *testing.T) {
-			data, err := os.ReadFile(fixture)
-			if err != nil {
-				t.Fatal(err)
-			}
+			data := must.Get(os.ReadFile(fixture))(t)
 			var thought map[string]any
-			if err := json.Unmarshal(data, &thought); err != nil {
-				t.Fatal(err)
-			}
+			must.OK(t, json.Unmarshal(data, &thought))
 			actual := kubeletConfig(t, program, dir)
 			for field, want := range thought {
 				got, known := lookUp(actual, field)
@@ -56,14 +49,8 @@ func TestKubeletConfig(t *testing.T) {
 
 // nodeprobe knows the fields that a kubelet has, and no others.
 func TestKubeletFields(t *testing.T) {
-	program, err := kubelet.Build(t.Context(), os.Stderr)
-	if err != nil {
-		t.Fatal(err)
-	}
-	source, err := os.ReadFile(filepath.Join(productDir, "kubeletfields.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	program := must.Get(kubelet.Build(t.Context(), os.Stderr))(t)
+	source := must.Get(os.ReadFile(filepath.Join(productDir, "kubeletfields.go")))(t)
 	_, list, _ := strings.Cut(string(source), "const kubeletFields = `")
 	list, _, _ = strings.Cut(list, "`")
 	ours := strings.Fields(list)
@@ -105,9 +92,7 @@ func kubeletConfig(t *testing.T, program, dir string) map[string]any {
 		t.Fatalf("no configuration in the kubelet's log, error %v:\n%s", err, output)
 	}
 	var fields map[string]any
-	if err := json.Unmarshal(logged[1], &fields); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(logged[1], &fields))
 	return fields
 }
 

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 
 	"github.com/nodeprobe/nodeprobe/status"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // kubeletPatch is PatchNodeStatus of k8s.io/component-helpers v0.36.3
@@ -76,14 +77,8 @@ func TestPatchIsTheKubelets(t *testing.T) {
 			next = randomNode(random)
 		}
 		change(random, next)
-		got, err := status.Patch(old, next)
-		if err != nil {
-			t.Fatal(err)
-		}
-		want, err := kubeletPatch(old, next)
-		if err != nil {
-			t.Fatal(err)
-		}
+		got := must.Get(status.Patch(old, next))(t)
+		want := must.Get(kubeletPatch(old, next))(t)
 		// The kubelet tells an order that nothing else has changed in; it means
 		// nothing, and change detection ignores it as well.
 		if g, w := canonical(t, got), canonical(t, want); g != w && !orderOnly(old, next) {
@@ -96,18 +91,13 @@ func TestPatchIsTheKubelets(t *testing.T) {
 // checkApplied applies a patch as the API server does.
 func checkApplied(t *testing.T, old, next *v1.Node, patch []byte) {
 	t.Helper()
-	data, err := json.Marshal(old)
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, err = strategicpatch.StrategicMergePatch(data, patch, v1.Node{})
+	data := must.Get(json.Marshal(old))(t)
+	data, err := strategicpatch.StrategicMergePatch(data, patch, v1.Node{})
 	if err != nil {
 		t.Fatalf("%v: %s", err, patch)
 	}
 	var patched v1.Node
-	if err := json.Unmarshal(data, &patched); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(data, &patched))
 	want := next.DeepCopy()
 	want.Spec = old.Spec
 	if orderOnly(old, next) {
@@ -140,13 +130,8 @@ func canonical(t *testing.T, data []byte) string {
 	var v any
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	decoder.UseNumber()
-	if err := decoder.Decode(&v); err != nil {
-		t.Fatal(err)
-	}
-	out, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, decoder.Decode(&v))
+	out := must.Get(json.Marshal(v))(t)
 	return string(out)
 }
 

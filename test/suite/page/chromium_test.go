@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/process"
 )
 
@@ -51,10 +52,7 @@ func startChromium(t *testing.T) *chromium {
 	if err != nil {
 		t.Skip("needs chromium (Debian package chromium; make test-page installs it)")
 	}
-	profile, err := os.MkdirTemp("", "nodeprobe-chromium-") //nolint:usetesting // see below
-	if err != nil {
-		t.Fatal(err)
-	}
+	profile := must.Get(os.MkdirTemp("", "nodeprobe-chromium-"))(t) //nolint:usetesting // see below
 	t.Cleanup(func() {
 		// Its children outlive it for a moment, and write there.
 		for deadline := time.Now().Add(patience); os.RemoveAll(profile) != nil; time.Sleep(50 * time.Millisecond) {
@@ -78,9 +76,7 @@ func startChromium(t *testing.T) *chromium {
 		},
 		Files: []*os.File{theirs, theirEnd},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	go c.receive(receive)
 	t.Cleanup(func() {
 		c.process.Stop(5 * time.Second)
@@ -94,9 +90,7 @@ func startChromium(t *testing.T) *chromium {
 func pipe(t *testing.T) (r, w *os.File) {
 	t.Helper()
 	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	return r, w
 }
 
@@ -153,10 +147,7 @@ func (c *chromium) call(method string, params object, result any) {
 	c.answers[c.id] = answered
 	c.mu.Unlock()
 
-	text, err := json.Marshal(message)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	text := must.Get(json.Marshal(message))(c.t)
 	if _, err := c.send.Write(append(text, 0)); err != nil {
 		c.t.Fatalf("%s: %v", method, err)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 var (
@@ -51,9 +52,7 @@ func (c *chromium) picture(name string) {
 	if *pictures == "" {
 		return
 	}
-	if err := os.WriteFile(filepath.Join(*pictures, name+".png"), c.screenshot(), 0o644); err != nil {
-		c.t.Fatal(err)
-	}
+	must.OK(c.t, os.WriteFile(filepath.Join(*pictures, name+".png"), c.screenshot(), 0o644))
 }
 
 // fits fails if something is cut off, or sticks out to the right.
@@ -168,9 +167,7 @@ func TestPageHostile(t *testing.T) {
 	c := startChromium(t)
 	const name = `<img src=x onerror="document.title='owned'"><script>document.title='owned'<|script>&amp;'` + "\u202e\n\"--><style>"
 	proc := filepath.Join(t.TempDir(), name)
-	if err := os.Mkdir(proc, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.Mkdir(proc, 0o755))
 	a := start(t, agent.Config{"evictionHard": map[string]string{}}, "--path.procfs", proc)
 	for _, d := range devices {
 		c.screen(d.width, d.height, d.dark)

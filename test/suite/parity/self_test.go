@@ -7,6 +7,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // What would not be noticed here would not be noticed there.
@@ -43,9 +45,7 @@ func TestNormalBody(t *testing.T) {
 	got, err := normalBody(json.RawMessage(`{"metadata":{"name":"parity-nodeprobe","uid":"1-2","resourceVersion":"7","managedFields":[1]},
 		"spec":{"renewTime":"2026-01-02T03:04:05.000006Z"},
 		"status":{"conditions":[{"type":"Ready","lastHeartbeatTime":"2026-01-02T03:04:05Z","lastTransitionTime":"2026-01-02T03:04:05.1Z"}]}}`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
 	want := decode(t, `{"metadata":{"name":"NODE","uid":"ID","resourceVersion":"ID"},"spec":{"renewTime":"TIME"},
 		"status":{"conditions":[{"type":"Ready","lastHeartbeatTime":"TIME","lastTransitionTime":"2026-01-02T03:04:05.1Z"}]}}`)
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -103,8 +103,6 @@ func TestKindsOfPatch(t *testing.T) {
 
 func decode(t *testing.T, text string) (m map[string]any) {
 	t.Helper()
-	if err := json.Unmarshal([]byte(text), &m); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal([]byte(text), &m))
 	return m
 }

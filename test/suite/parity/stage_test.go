@@ -14,6 +14,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/containerd"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/kubelet"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
@@ -121,16 +122,12 @@ func (s *stage) startRuntime() (err error) {
 
 func (s *stage) must(err error) {
 	s.t.Helper()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	must.OK(s.t, err)
 }
 
 func (s *stage) check(err error) {
 	s.t.Helper()
-	if err != nil {
-		s.t.Error(err)
-	}
+	must.Note(s.t, err)
 }
 
 // begin says that what comes now is not part of the start any more.

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 )
 
@@ -30,10 +31,7 @@ func deployed(t *testing.T, name string) string {
 
 func read(t *testing.T, file string) []byte {
 	t.Helper()
-	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	data := must.Get(os.ReadFile(file))(t)
 	return data
 }
 
@@ -68,9 +66,7 @@ func TestRulesAreTested(t *testing.T) {
 			}
 		}
 	}
-	if err := yaml.Unmarshal(read(t, deployed(t, "rules/rules.yaml")), &file); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, yaml.Unmarshal(read(t, deployed(t, "rules/rules.yaml")), &file))
 	tests := string(read(t, deployed(t, "rules/rules_test.yaml")))
 	for _, g := range file.Groups {
 		for _, r := range g.Rules {
@@ -97,9 +93,7 @@ func TestPrometheusRule(t *testing.T) {
 			t.Fatal("no spec or no groups")
 		}
 		groups = regexp.MustCompile(`(?m)^(.)`).ReplaceAllString("groups:\n"+groups, "  $1")
-		if err := os.WriteFile(object, []byte(head+"\nspec:\n"+groups), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(object, []byte(head+"\nspec:\n"+groups), 0o644))
 	}
 	var rules any
 	var rule struct {
@@ -107,12 +101,8 @@ func TestPrometheusRule(t *testing.T) {
 		Metadata         map[string]string
 		Spec             any
 	}
-	if err := yaml.Unmarshal(plain, &rules); err != nil {
-		t.Fatal(err)
-	}
-	if err := yaml.UnmarshalStrict(read(t, object), &rule); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, yaml.Unmarshal(plain, &rules))
+	must.OK(t, yaml.UnmarshalStrict(read(t, object), &rule))
 	if diff := cmp.Diff(rules, rule.Spec); diff != "" {
 		t.Errorf("prometheusrule.yaml differs from rules.yaml; -update writes it (-rules +object):\n%s", diff)
 	}
@@ -133,9 +123,7 @@ type panel struct {
 func dashboard(t *testing.T) []panel {
 	t.Helper()
 	var d struct{ Panels []panel }
-	if err := json.Unmarshal(read(t, deployed(t, "dashboard.json")), &d); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, json.Unmarshal(read(t, deployed(t, "dashboard.json")), &d))
 	return d.Panels
 }
 

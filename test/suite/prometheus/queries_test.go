@@ -20,6 +20,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
 	"github.com/nodeprobe/nodeprobe/test/harness/containerd"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/process"
 	"github.com/nodeprobe/nodeprobe/test/harness/prometheus"
@@ -145,18 +146,12 @@ func TestSelectors(t *testing.T) {
 // that is met. It returns them, and how Prometheus' configuration has them.
 func agents(t *testing.T, binary string) (targets []any, running map[string]*agent.Agent) {
 	t.Helper()
-	runtimeDir, err := os.MkdirTemp("", "np-") //nolint:usetesting // its path would be too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
+	runtimeDir := must.Get(os.MkdirTemp("", "np-"))(t) //nolint:usetesting // its path would be too long for a socket
 	t.Cleanup(func() { os.RemoveAll(runtimeDir) })
 	runtime := containerd.StartForTest(t, containerd.Options{Dir: runtimeDir})
 	cp := controlplane.StartForTest(t)
 	name := controlplane.ObjectName(t)
-	kubeconfig, err := cp.NodeKubeconfig(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kubeconfig := must.Get(cp.NodeKubeconfig(name))(t)
 	base := agent.Own().With(agent.Config{"evictionHard": agent.Hard(map[string]string{"memory.available": "99%"})})
 	running = map[string]*agent.Agent{}
 	for _, a := range []struct {
@@ -206,36 +201,23 @@ func secured(t *testing.T, binary string) secure {
 	server := httptest.NewTLSServer(nil)
 	pair := server.TLS.Certificates[0]
 	server.Close()
-	key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Get(x509.MarshalPKCS8PrivateKey(pair.PrivateKey))(t)
 	for file, block := range map[string]*pem.Block{s.cert: {Type: "CERTIFICATE", Bytes: pair.Certificate[0]}, s.key: {Type: "PRIVATE KEY", Bytes: key}} {
-		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(file, pem.EncodeToMemory(block), 0o600))
 	}
 	web := filepath.Join(dir, "web.yml")
 	text := "tls_server_config:\n  cert_file: tls.crt\n  key_file: tls.key\n  client_auth_type: RequireAnyClientCert\nbasic_auth_users:\n  prometheus: " + secretHash + "\n"
-	if err := os.WriteFile(web, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(web, []byte(text), 0o600))
 	if out, ok := promtool(t, nil, "check", "web-config", web); !ok {
 		t.Errorf("promtool check web-config:\n%s", out)
 	}
-	ports, err := process.FreePorts(1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ports := must.Get(process.FreePorts(1))(t)
 	s.address = "127.0.0.1:" + strconv.Itoa(ports[0])
 	log := filepath.Join(dir, "log")
-	p, err := process.Start(process.Spec{
+	p := must.Get(process.Start(process.Spec{
 		Path: binary, LogFile: log,
 		Args: []string{"run", "--table=off", "--web.listen-address=" + s.address, "--web.config.file=" + web},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	}))(t)
 	t.Cleanup(func() { p.Stop(20 * time.Second) })
 	return s
 }

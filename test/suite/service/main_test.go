@@ -9,6 +9,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 	"github.com/nodeprobe/nodeprobe/test/harness/wait"
 )
@@ -29,10 +30,7 @@ func observe() agent.Config { return agent.Own().With(agent.Config{"mode": "obse
 func start(t *testing.T, config agent.Config, env ...string) (*agent.Agent, *Manager) {
 	t.Helper()
 	dir := t.TempDir()
-	manager, err := Listen(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	manager := must.Get(Listen(dir))(t)
 	t.Cleanup(func() { manager.Close() })
 	a := agent.StartForTest(t, agent.Spec{
 		Binary: build.ProductForTest(t), Dir: dir, NodeName: "service", Kubeconfig: kubeconfig(t, dir), Config: config,
@@ -53,9 +51,7 @@ users: [{name: u, user: {token: t}}]
 contexts: [{name: x, context: {cluster: c, user: u}}]
 current-context: x
 `
-	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(content), 0o600))
 	return file
 }
 

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // What a service manager is told of a nodeprobe whose API server is away: all is
@@ -17,10 +19,7 @@ func TestManagerIsTold(t *testing.T) {
 	config["mode"] = "own"
 	a, manager := start(t, config, "WATCHDOG_USEC=1000000")
 	ctx := patient(t)
-	first, err := manager.Next(ctx)
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := must.Get(manager.Next(ctx))(t)
 	want := "READY=1\nSTATUS=mode own, node service: MemoryPressure=False DiskPressure=False PIDPressure=False; status: "
 	if !strings.HasPrefix(first.Text, want) {
 		t.Errorf("told %q first, want %q", first.Text, want)
@@ -41,9 +40,7 @@ func TestManagerIsTold(t *testing.T) {
 	if err != nil || !strings.Contains(string(environ), "NOTIFY_SOCKET="+manager.Address) {
 		t.Errorf("it was not started as a service: %v", err)
 	}
-	if err := syscall.Kill(a.PID(), syscall.SIGTERM); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Kill(a.PID(), syscall.SIGTERM))
 	if _, last, err := manager.Until(ctx, "STOPPING"); err != nil || last.Fields["STATUS"] != "stopping" {
 		t.Errorf("told %q last: %v", last.Text, err)
 	}
@@ -62,15 +59,10 @@ func TestManagerIsGone(t *testing.T) {
 	if _, _, err := manager.Until(ctx, "WATCHDOG"); err != nil {
 		t.Fatal(err)
 	}
-	if err := manager.Close(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, manager.Close())
 	const said = "the service manager could not be told"
 	count := func() (n int) {
-		records, err := a.Log()
-		if err != nil {
-			t.Fatal(err)
-		}
+		records := must.Get(a.Log())(t)
 		for _, r := range records {
 			if r.Msg == said {
 				n++
@@ -84,10 +76,7 @@ func TestManagerIsGone(t *testing.T) {
 		}
 		return nil
 	})
-	before, err := a.Metric(ctx, "nodeprobe_sampler_sample_duration_seconds_count")
-	if err != nil {
-		t.Fatal(err)
-	}
+	before := must.Get(a.Metric(ctx, "nodeprobe_sampler_sample_duration_seconds_count"))(t)
 	eventually(t, "samples go on", func() error {
 		now, err := a.Metric(ctx, "nodeprobe_sampler_sample_duration_seconds_count")
 		if err == nil && now < before+10 {

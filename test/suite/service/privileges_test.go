@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
@@ -22,16 +23,10 @@ const mayKeep = 1<<unix.CAP_DAC_READ_SEARCH | 1<<unix.CAP_SYS_RESOURCE | 1<<unix
 // statusFields returns the fields of /proc/PID/status of each thread.
 func statusFields(t *testing.T, pid int) map[string]map[string]string {
 	t.Helper()
-	threads, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	threads := must.Get(os.ReadDir(fmt.Sprintf("/proc/%d/task", pid)))(t)
 	all := map[string]map[string]string{}
 	for _, thread := range threads {
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", pid, thread.Name()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/task/%s/status", pid, thread.Name())))(t)
 		fields := map[string]string{}
 		for line := range strings.Lines(string(text)) {
 			name, value, _ := strings.Cut(line, ":")
@@ -48,9 +43,7 @@ func statusFields(t *testing.T, pid int) map[string]map[string]string {
 func TestPrivilegesAreDropped(t *testing.T) {
 	t.Parallel()
 	fs := pressure.DiskForTest(t, 64)
-	if err := fs.Unmount(false); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, fs.Unmount(false))
 	limit := func(available string) map[string]string {
 		return agent.Hard(map[string]string{"nodefs.available": available})
 	}
@@ -68,10 +61,7 @@ func TestPrivilegesAreDropped(t *testing.T) {
 	}
 	metric := func(series string) float64 {
 		t.Helper()
-		value, err := a.Metric(ctx, series)
-		if err != nil {
-			t.Fatal(err)
-		}
+		value := must.Get(a.Metric(ctx, series))(t)
 		return value
 	}
 	wantDisk := func(want float64, why string) {
@@ -104,9 +94,7 @@ func TestPrivilegesAreDropped(t *testing.T) {
 	t.Logf("%d threads without privileges", len(threads))
 
 	// A filesystem is mounted, and its limit put to the kernel.
-	if err := fs.Mount(); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, fs.Mount())
 	eventually(t, "the new filesystem is sampled", func() error {
 		if got := metric(`nodeprobe_signal_capacity_bytes{signal="nodefs.available"}`); got > 64<<20 {
 			return fmt.Errorf("nodefs has %v bytes", got)
@@ -117,9 +105,7 @@ func TestPrivilegesAreDropped(t *testing.T) {
 	// Another limit.
 	config["evictionHard"] = limit("20Mi")
 	rewrite(t, manager, config)
-	if err := syscall.Kill(a.PID(), syscall.SIGHUP); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, syscall.Kill(a.PID(), syscall.SIGHUP))
 	if _, _, err := manager.Until(ctx, "READY"); err != nil {
 		t.Fatal(err)
 	}
@@ -142,32 +128,22 @@ func TestPrivilegesAreDropped(t *testing.T) {
 
 	// The next sample by itself is in an hour: only the kernel can tell.
 	events := metric(`nodeprobe_sampler_wakeups_total{cause="event"}`)
-	if err := fs.Fill(10 << 20); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, fs.Fill(10<<20))
 	wantDisk(1, "the crossing is noticed")
 	if now := metric(`nodeprobe_sampler_wakeups_total{cause="event"}`); now <= events {
 		t.Errorf("%v samples for the kernel's word, %v before", now, events)
 	}
-	if err := fs.Fill(40 << 20); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, fs.Fill(40<<20))
 	wantDisk(0, "the way back is noticed")
 
 	// Triggers are set after the privileges are gone.
-	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", a.PID()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", a.PID())))(t)
 	triggers := 0
 	for _, file := range files {
 		if target, err := os.Readlink(file); err != nil || target != "/proc/pressure/memory" {
 			continue
 		}
-		info, err := os.ReadFile(strings.Replace(file, "/fd/", "/fdinfo/", 1))
-		if err != nil {
-			t.Fatal(err)
-		}
+		info := must.Get(os.ReadFile(strings.Replace(file, "/fd/", "/fdinfo/", 1)))(t)
 		var position, flags int
 		if _, err := fmt.Sscanf(string(info), "pos: %d\nflags: %o", &position, &flags); err != nil {
 			t.Fatalf("%q: %v", info, err)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 )
 
@@ -19,10 +20,7 @@ import (
 // shows them.
 func programs(t *testing.T, pid int) []string {
 	t.Helper()
-	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	files := must.Get(filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid)))(t)
 	var ids []string
 	for _, file := range files {
 		text, err := os.ReadFile(file)
@@ -41,22 +39,15 @@ func programs(t *testing.T, pid int) []string {
 // rewrite puts another configuration in the place of an agent's, as an editor does.
 func rewrite(t *testing.T, manager *Manager, config agent.Config) {
 	t.Helper()
-	text, err := json.MarshalIndent(config, "", "  ")
-	if err != nil {
-		t.Fatal(err)
-	}
+	text := must.Get(json.MarshalIndent(config, "", "  "))(t)
 	rewriteText(t, manager, string(text))
 }
 
 func rewriteText(t *testing.T, manager *Manager, text string) {
 	t.Helper()
 	file := filepath.Join(filepath.Dir(manager.Address), "service.yaml")
-	if err := os.WriteFile(file+".new", []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(file+".new", file); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file+".new", []byte(text), 0o600))
+	must.OK(t, os.Rename(file+".new", file))
 }
 
 // What systemctl reload does: the new limits are in force, and the programs in the
@@ -79,23 +70,16 @@ func TestReload(t *testing.T) {
 	}
 	memory := func() float64 {
 		t.Helper()
-		value, err := a.Metric(ctx, `nodeprobe_condition_status{condition="MemoryPressure"}`)
-		if err != nil {
-			t.Fatal(err)
-		}
+		value := must.Get(a.Metric(ctx, `nodeprobe_condition_status{condition="MemoryPressure"}`))(t)
 		return value
 	}
 	// reload returns when the manager is told that it is over.
 	reload := func() {
 		t.Helper()
 		began := time.Now()
-		if err := syscall.Kill(a.PID(), syscall.SIGHUP); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, syscall.Kill(a.PID(), syscall.SIGHUP))
 		_, begin, err := manager.Until(ctx, "RELOADING")
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, err)
 		var micros int64
 		if _, err := fmt.Sscan(begin.Fields["MONOTONIC_USEC"], &micros); err != nil || micros <= 0 {
 			t.Errorf("told %q: %v", begin.Text, err)
@@ -144,10 +128,7 @@ func TestReload(t *testing.T) {
 			t.Errorf("%s: %d: %s %v", path, code, body, err)
 		}
 	}
-	records, err := a.Log()
-	if err != nil {
-		t.Fatal(err)
-	}
+	records := must.Get(a.Log())(t)
 	last := records[len(records)-1]
 	if last.Level != "ERROR" || !strings.Contains(last.Err, "service.yaml:4: evictionHard[memory.available]: ") {
 		t.Errorf("last line: %s", last.Line)
