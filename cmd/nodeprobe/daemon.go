@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/bpf"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
+	podusage "github.com/nodeprobe/nodeprobe/probe/usage"
 )
 
 // daemon is everything that "nodeprobe run" runs, wired up and not started.
@@ -27,7 +27,7 @@ type daemon struct {
 	limits     *kernelLimits
 	thresholds []pressure.Threshold
 	writer     writer // nil where there is no API server
-	oom        *oomReporter
+	victims    *podusage.Victims
 	mounts     *mountReporter
 	supervisor *supervisor // nil if nobody wants to hear
 	reloader   *reloader   // nil if the configuration stays
@@ -102,11 +102,10 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 	if d.writer != nil {
 		record = d.writer.record
 	}
-	d.oom = &oomReporter{
-		cgroupfs: filepath.Join(paths.sysfs, "fs/cgroup"), hooked: attached(d.sensor.Hooks(), bpf.OOM),
-		names:  boundedNames(func(c probe.Container) probe.PodName { return c.Name(paths.rootfs) }),
-		record: record, log: log,
-	}
+	d.victims = podusage.NewVictims(podusage.VictimsConfig{
+		Sysfs: paths.sysfs, Rootfs: paths.rootfs,
+		Hooked: attached(d.sensor.Hooks(), bpf.OOM), Record: record, Logger: log,
+	})
 	d.mounts = &mountReporter{record: record, log: log}
 	d.superviseBy(newSupervisor(log), cfg.Mode, p.nodeName)
 	return d, nil

@@ -6,6 +6,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/nodeprobe/nodeprobe/internal/printable"
 	"github.com/nodeprobe/nodeprobe/probe"
 )
 
@@ -58,5 +59,5 @@ func (m *mountReporter) report(name string, was, now *probe.Mount) {
 }
 
 func describeMount(m *probe.Mount) string {
-	return fmt.Sprintf("%s of %s at %s", printable(m.FSType), printable(m.Source), printable(m.MountPoint))
+	return fmt.Sprintf("%s of %s at %s", printable.Text(m.FSType), printable.Text(m.Source), printable.Text(m.MountPoint))
 }

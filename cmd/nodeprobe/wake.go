@@ -18,7 +18,7 @@ const refreshInterval = time.Minute
 // observe passes a snapshot on: the verdict comes first, it may have to be posted.
 func (d *daemon) observe(s *probe.Snapshot) time.Duration {
 	next := d.monitor.observe(s)
-	d.oom.counted(s)
+	d.victims.Counted(s)
 	d.mounts.observe(s)
 	d.supervisor.wake()
 	if s.Time.Sub(d.refreshed) >= refreshInterval {
@@ -86,7 +86,7 @@ func (d *daemon) kernelEvents(ctx context.Context) error {
 			d.wake(probe.CauseEvent)
 		}
 		if e.Kind == bpf.OOMKill {
-			d.oom.killed(&e)
+			d.victims.Killed(&e)
 			continue
 		}
 		// The line itself comes when all that it has led to is done.

@@ -108,7 +108,7 @@ func TestOOMKillWithoutBPF(t *testing.T) {
 	n := newNode(t, controlplane.StartForTest(t), agent.Config{"bpf": "off"})
 	n.startReady()
 	must.Get(pressure.OOMKill())(t)
-	n.waitEvent("OOMKilling", "killed for lack of memory; the kernel did not tell which")
+	n.waitEvent("OOMKilling", "killed for lack of memory; the kernel did not report which")
 }
 
 // A filesystem that takes no more writes is told of: after a remount, and after

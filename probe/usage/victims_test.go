@@ -1,4 +1,4 @@
-package main
+package usage
 
 import (
 	"errors"
@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/internal/printable"
 	"github.com/nodeprobe/nodeprobe/probe"
 )
 
@@ -114,7 +115,7 @@ func TestVictim(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			v := identify("/sys/fs/cgroup", names, test.event)
-			want := append([]any{"pid", uint32(7), "name", printable(test.event.Name()), "scope", test.scope}, test.attrs...)
+			want := append([]any{"pid", uint32(7), "name", printable.Text(test.event.Name()), "scope", test.scope}, test.attrs...)
 			if got := v.attrs(); !slices.Equal(got, want) {
 				t.Errorf("got %v, want %v", got, want)
 			}
@@ -125,13 +126,13 @@ func TestVictim(t *testing.T) {
 	}
 }
 
-// Every kill is reported once, by the kernel's event if there is one, else by
+// Every kill is reported once: from the kernel's event if there is one, else from
 // vmstat's count.
-func TestOOMReporter(t *testing.T) {
+func TestVictims(t *testing.T) {
 	event := &bpf.Event{Kind: bpf.OOMKill, PID: 7, Comm: [16]byte{'h', 'o', 'g'}, CgroupID: 1 << 60}
 	const named, one, two = "Out of memory: Killed process 7 (hog)",
-		"1 process was killed for lack of memory; the kernel did not tell which",
-		"2 processes were killed for lack of memory; the kernel did not tell which"
+		"1 process was killed for lack of memory; the kernel did not report which",
+		"2 processes were killed for lack of memory; the kernel did not report which"
 	// A step is an event, or a count of vmstat after a while.
 	type step struct {
 		event bool
@@ -144,7 +145,7 @@ func TestOOMReporter(t *testing.T) {
 		hooked bool
 		steps  []step
 	}{
-		{"history is no news", true, []step{{count: 100}, {after: time.Hour, count: 100}}},
+		{"kills before the first count", true, []step{{count: 100}, {after: time.Hour, count: 100}}},
 		{"event then count", true, []step{{count: 5}, {event: true, want: []string{named}}, {count: 6}, {after: time.Hour, count: 6}}},
 		{"count then event", true, []step{{count: 5}, {count: 6}, {event: true, want: []string{named}}, {after: time.Hour, count: 6}}},
 		{"lost event", true, []step{{count: 5}, {after: time.Second, count: 6}, {after: time.Second, count: 6, want: []string{one}}, {after: time.Hour, count: 6}}},
@@ -171,18 +172,23 @@ func TestOOMReporter(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var got []string
-			o := &oomReporter{
-				cgroupfs: "/sys/fs/cgroup", hooked: test.hooked, log: slog.New(slog.DiscardHandler),
-				record: func(_, _, message string) { got = append(got, message) },
-			}
-			now := begin
+			v := NewVictims(VictimsConfig{
+				Sysfs: "/sys", Rootfs: t.TempDir(), Hooked: test.hooked, Logger: slog.New(slog.DiscardHandler),
+				Record: func(kind, _, message string) {
+					if kind != "Warning" {
+						t.Errorf("type %q", kind)
+					}
+					got = append(got, message)
+				},
+			})
+			now := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 			for i, s := range test.steps {
 				got = nil
 				now = now.Add(s.after)
 				if s.event {
-					o.killed(event)
+					v.Killed(event)
 				} else {
-					o.counted(&probe.Snapshot{Time: now, OOMKills: probe.Count{Value: uint64(max(0, s.count)), OK: s.count >= 0}})
+					v.Counted(&probe.Snapshot{Time: now, OOMKills: probe.Count{Value: uint64(max(0, s.count)), OK: s.count >= 0}})
 				}
 				if diff := cmp.Diff(s.want, got); diff != "" {
 					t.Errorf("step %d (-want +got):\n%s", i, diff)
@@ -192,8 +198,8 @@ func TestOOMReporter(t *testing.T) {
 	}
 }
 
-// A disk that hangs costs names, and holds nobody up for long: no more than one
-// lookup waits for it.
+// A disk that hangs costs the names, and delays events by one timeout: at most one
+// lookup waits for the disk.
 func TestNamesOfAHungDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hang := make(chan struct{})
