@@ -20,6 +20,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/heartbeat"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/cri"
+	"github.com/nodeprobe/nodeprobe/probe/logind"
 	"github.com/nodeprobe/nodeprobe/status"
 )
 
@@ -30,7 +31,7 @@ type owner struct {
 	updater     *status.Updater
 	recorder    *status.Recorder
 	heartbeater *heartbeat.Heartbeater
-	shutdown    *shutdownWatcher // nil unless it is asked for
+	shutdown    *logind.Inhibitor // nil unless it is asked for
 	runtime     *cri.Sampler
 	known       atomic.Pointer[status.Runtime] // what it told last; nil if that is old
 	mostImages  int
@@ -119,10 +120,10 @@ func newOwner(cfg *config, p *policy, paths paths, sampler *probe.Sampler, monit
 		return nil, fmt.Errorf("set up heartbeat: %w", err)
 	}
 	if cfg.ShutdownGracePeriod > 0 {
-		o.shutdown = &shutdownWatcher{
-			address: systemBus(paths.rootfs), grace: cfg.ShutdownGracePeriod,
-			leave: monitor.leave, told: o.toldShutdown, record: o.record, log: log,
-		}
+		o.shutdown = logind.New(logind.Config{
+			Address: logind.SystemBus(paths.rootfs), Who: status.Manager, GracePeriod: cfg.ShutdownGracePeriod,
+			Begin: o.beginShutdown, Cancel: o.cancelShutdown, Logger: log,
+		})
 	}
 	return o, nil
 }
@@ -237,6 +238,30 @@ func (o *owner) record(kind, reason, message string) {
 // was deleted, or the samples are not healthy.
 func (o *owner) vouch() error {
 	return cmp.Or(o.guard.err(), o.updater.Gone(), o.sampler.Healthy())
+}
+
+// errShuttingDown is the message of the Ready condition during a shutdown, in the
+// kubelet's words.
+var errShuttingDown = errors.New("node is shutting down")
+
+// beginShutdown posts that the node is not ready, and returns once the API server knows.
+func (o *owner) beginShutdown(ctx context.Context) error {
+	o.record(v1.EventTypeNormal, "Shutdown", "Shutdown manager detected shutdown event")
+	o.monitor.leave(errShuttingDown)
+	for !o.toldShutdown() {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// cancelShutdown posts that the node is ready again.
+func (o *owner) cancelShutdown() {
+	o.record(v1.EventTypeNormal, "Shutdown", "Shutdown manager detected shutdown cancellation")
+	o.monitor.leave(nil)
 }
 
 // toldShutdown reports whether the API server knows that the machine is shutting

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/godbus/dbus/v5"
@@ -41,9 +42,10 @@ type Logind struct {
 	// Address is that of the bus.
 	Address string
 
-	daemon *process.Process
-	bus    *dbus.Conn
-	locks  chan *Lock
+	daemon    *process.Process
+	bus       *dbus.Conn
+	locks     chan *Lock
+	preparing atomic.Bool
 }
 
 // Lock is an inhibitor that somebody has taken.
@@ -89,6 +91,9 @@ func (l *Logind) serve() error {
 	if err := l.bus.Export(manager{l}, path, iface); err != nil {
 		return err
 	}
+	if err := l.bus.Export(properties{l}, path, "org.freedesktop.DBus.Properties"); err != nil {
+		return err
+	}
 	reply, err := l.bus.RequestName(name, dbus.NameFlagDoNotQueue)
 	if err == nil && reply != dbus.RequestNameReplyPrimaryOwner {
 		err = errors.New("play logind: the name is taken")
@@ -99,8 +104,12 @@ func (l *Logind) serve() error {
 // manager has the methods that are called over the bus.
 type manager struct{ l *Logind }
 
-// Inhibit hands out a lock, which is given back by closing it.
+// Inhibit hands out a lock, which is given back by closing it. Like the real one it hands
+// out none while a shutdown is being prepared.
 func (m manager) Inhibit(what, who, why, mode string) (dbus.UnixFD, *dbus.Error) {
+	if m.l.preparing.Load() {
+		return 0, dbus.NewError(name+".OperationInProgress", []any{"The operation inhibition has been requested for is already running"})
+	}
 	var pipe [2]int
 	if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
 		return 0, dbus.MakeFailedError(err)
@@ -109,6 +118,17 @@ func (m manager) Inhibit(what, who, why, mode string) (dbus.UnixFD, *dbus.Error)
 	// The library sends a copy of the descriptor after this has returned.
 	time.AfterFunc(50*time.Millisecond, func() { unix.Close(pipe[1]) })
 	return dbus.UnixFD(pipe[1]), nil
+}
+
+// properties has the properties that are read over the bus.
+type properties struct{ l *Logind }
+
+// Get returns PreparingForShutdown.
+func (p properties) Get(from, property string) (dbus.Variant, *dbus.Error) {
+	if from != iface || property != "PreparingForShutdown" {
+		return dbus.Variant{}, dbus.NewError("org.freedesktop.DBus.Error.UnknownProperty", []any{from + "." + property})
+	}
+	return dbus.MakeVariant(p.l.preparing.Load()), nil
 }
 
 // NextLock waits for somebody to take a lock.
@@ -134,6 +154,7 @@ func (k *Lock) WaitReleased(ctx context.Context) error {
 
 // PrepareForShutdown announces a shutdown, or that it was cancelled.
 func (l *Logind) PrepareForShutdown(begins bool) error {
+	l.preparing.Store(begins)
 	return l.bus.Emit(path, iface+".PrepareForShutdown", begins)
 }
 
