@@ -4,6 +4,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
+
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -14,7 +16,7 @@ func TestSampleAllocatesNothing(t *testing.T) {
 		t.Helper()
 		cfg.Registerer = prometheus.NewRegistry()
 		s, err := New(cfg)
-		must(t, err)
+		probetest.Must(t, err)
 		defer s.Close()
 		s.Sample()
 		for i, err := range s.current.Errors {
@@ -39,7 +41,7 @@ func TestSampleAllocatesNothing(t *testing.T) {
 	} {
 		n := m.boot(t)
 		cfg := n.config() // the real statfs(2), below a root that is not /
-		cfg.ImageDirectories = []string{"/var/lib/containerd", "/" + filepath.Base(n.path("etc"))}
+		cfg.ImageDirectories = []string{"/var/lib/containerd", "/" + filepath.Base(n.Path("etc"))}
 		check(name, cfg)
 	}
 }

@@ -12,6 +12,9 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/nodeprobe/nodeprobe/probe/cgroup"
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
 )
 
 // breakage is a source that fails when one of its files does, and what then is
@@ -80,9 +83,9 @@ func TestBrokenSourceTakesOnlyItsOwnSignals(t *testing.T) {
 			s := n.sampler(t)
 			s.Sample()
 			for name, text := range bad {
-				n.write(t, b.file, text)
+				n.Write(t, b.file, text)
 				checkBroken(t, name, n, b, fullSnapshot(), *resample(s))
-				n.write(t, b.file, fullMachine[b.file])
+				n.Write(t, b.file, fullMachine[b.file])
 				if d := diff(fullSnapshot(), *resample(s)); d != "" {
 					t.Errorf("%s, mended (-want +got):\n%s", name, d)
 				}
@@ -95,7 +98,7 @@ func TestBrokenSourceTakesOnlyItsOwnSignals(t *testing.T) {
 func checkBroken(t *testing.T, name string, n node, b breakage, want, got Snapshot) {
 	t.Helper()
 	err := got.Errors[b.source]
-	if err == nil || !strings.Contains(err.Error(), n.path(b.file)) {
+	if err == nil || !strings.Contains(err.Error(), n.Path(b.file)) {
 		t.Errorf("%s: Errors[%s] is %.300v, which does not name %s", name, b.source, err, b.file)
 	}
 	want.Errors[b.source] = err
@@ -109,9 +112,9 @@ func checkBroken(t *testing.T, name string, n node, b breakage, want, got Snapsh
 func TestUnreadableSourceRecovers(t *testing.T) {
 	ways := map[string]func(t *testing.T, path string){
 		"absent":    func(*testing.T, string) {},
-		"directory": func(t *testing.T, path string) { must(t, os.Mkdir(path, 0o755)) },
-		"EIO":       func(t *testing.T, path string) { must(t, os.Symlink("/proc/self/mem", path)) },
-		"loop":      func(t *testing.T, path string) { must(t, os.Symlink(path, path)) },
+		"directory": func(t *testing.T, path string) { probetest.Must(t, os.Mkdir(path, 0o755)) },
+		"EIO":       func(t *testing.T, path string) { probetest.Must(t, os.Symlink("/proc/self/mem", path)) },
+		"loop":      func(t *testing.T, path string) { probetest.Must(t, os.Symlink(path, path)) },
 	}
 	for _, b := range breakages {
 		if b.source >= SourceMachine {
@@ -120,16 +123,16 @@ func TestUnreadableSourceRecovers(t *testing.T) {
 		t.Run(strings.ReplaceAll(b.file, "/", "."), func(t *testing.T) {
 			for way, spoil := range ways {
 				n := fullMachine.boot(t)
-				n.remove(t, b.file)
-				spoil(t, n.path(b.file))
+				n.Remove(t, b.file)
+				spoil(t, n.Path(b.file))
 				s := n.sampler(t)
 				before := fullSnapshot()
 				if b.source == SourceMeminfo { // and not even the capacity was ever known
 					before.Capacity.Memory, before.Capacity.Swap, before.Capacity.MemoryOK = 0, 0, false
 				}
 				checkBroken(t, way, n, b, before, *s.Sample())
-				n.remove(t, b.file)
-				n.write(t, b.file, fullMachine[b.file])
+				n.Remove(t, b.file)
+				n.Write(t, b.file, fullMachine[b.file])
 				if d := diff(fullSnapshot(), *s.Sample()); d != "" {
 					t.Errorf("%s, mended (-want +got):\n%s", way, d)
 				}
@@ -138,20 +141,13 @@ func TestUnreadableSourceRecovers(t *testing.T) {
 	}
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestBothTaskLimitsBroken(t *testing.T) {
 	n := fullMachine.with(machine{"proc/sys/kernel/pid_max": "0\n", "proc/sys/kernel/threads-max": "x\n"}).boot(t)
 	got := *n.sampler(t).Sample()
 	want := fullSnapshot()
 	err := got.Errors[SourceTaskLimit]
-	checkError(t, err, errZero)
-	checkError(t, err, errNumber)
+	probetest.CheckError(t, err, errZero)
+	probetest.CheckError(t, err, errNumber)
 	want.Errors[SourceTaskLimit] = err
 	loseTasks(&want, err)
 	if d := diff(want, got); d != "" {
@@ -166,7 +162,7 @@ func TestHugeMemoryFails(t *testing.T) {
 		"proc/meminfo": replaceField(meminfoText, "AnonPages", "9007199254740991", "Cached", "9007199254740991"),
 	}).boot(t)
 	snap := n.sampler(t).Sample()
-	checkError(t, snap.Errors[SourceMemoryCgroup], errRange)
+	probetest.CheckError(t, snap.Errors[SourceMemoryCgroup], errRange)
 	if snap.Memory.CgroupOK || snap.Signals[MemoryAvailable].OK {
 		t.Errorf("%+v", snap.Memory)
 	}
@@ -186,7 +182,7 @@ func TestMeminfoWithoutCgroupAccount(t *testing.T) {
 		n := fullMachine.with(machine{"proc/meminfo": strings.Replace(meminfoText, "\n"+field+":", "\nOther:", 1)}).boot(t)
 		got, want := *n.sampler(t).Sample(), fullSnapshot()
 		err := got.Errors[SourceMemoryCgroup]
-		if err == nil || !strings.Contains(err.Error(), n.path("proc/meminfo")+`: no line "`+field+`"`) {
+		if err == nil || !strings.Contains(err.Error(), n.Path("proc/meminfo")+`: no line "`+field+`"`) {
 			t.Errorf("%s: %v", field, err)
 		}
 		want.Errors[SourceMemoryCgroup], want.Signals[MemoryAvailable] = err, Observation{Err: err}
@@ -209,21 +205,21 @@ func TestPodsCgroupComesAndGoes(t *testing.T) {
 		}
 		for name, text := range fullMachine {
 			if strings.HasPrefix(name, pods) {
-				n.write(t, name, text)
+				n.Write(t, name, text)
 			}
 		}
 		if d := diff(fullSnapshot(), *resample(s)); d != "" {
 			t.Errorf("with pods (-want +got):\n%s", d)
 		}
-		n.remove(t, pods)
+		n.Remove(t, pods)
 	}
 }
 
 // The kernel answers ENODEV on a file of a cgroup that is gone, even if one of
 // the same name is there again: only opening it anew helps.
 func TestRealCgroupRemovedAndMadeAgain(t *testing.T) {
-	root, version := MemoryCgroupVersion("/sys")
-	if version == CgroupNone {
+	root, version := cgroup.Memory("/sys/fs/cgroup")
+	if version == cgroup.None {
 		t.Skip("no memory controller")
 	}
 	group := filepath.Join(root, "nodeprobe-test-"+filepath.Base(t.TempDir())+time.Now().Format("150405.000000"))
@@ -243,11 +239,11 @@ func TestRealCgroupRemovedAndMadeAgain(t *testing.T) {
 	if _, err := c.readLimit(); !errors.Is(err, errNoLimit) {
 		t.Errorf("a new cgroup has a limit: %v", err)
 	}
-	must(t, os.Remove(group))
+	probetest.Must(t, os.Remove(group))
 	if _, _, err := c.read(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("removed: %v", err)
 	}
-	must(t, os.Mkdir(group, 0o755))
+	probetest.Must(t, os.Mkdir(group, 0o755))
 	if _, _, err := c.read(); err != nil {
 		t.Errorf("made again: %v", err)
 	}
@@ -273,7 +269,7 @@ func TestSourceIsLoggedOncePerChange(t *testing.T) {
 		defer s.Close()
 		step := func(name, text string, samples int, want ...string) {
 			t.Helper()
-			n.write(t, "proc/loadavg", text)
+			n.Write(t, "proc/loadavg", text)
 			log.Reset()
 			for range samples {
 				s.Sample()

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
+
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -53,7 +55,7 @@ func TestReadCPUs(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			n := test.machine.boot(t)
-			got, err := readCPUs(n.path("proc"), n.path("sys"), func(string) {})
+			got, err := readCPUs(n.Path("proc"), n.Path("sys"), func(string) {})
 			if test.says == "" {
 				if got != test.want || err != nil {
 					t.Errorf("%d, %v; want %d", got, err, test.want)
@@ -112,7 +114,7 @@ func TestReadHugePages(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var c Capacity
-			checkError(t, takeHugePages(&c, test.machine.boot(t).path("sys")), test.err)
+			probetest.CheckError(t, takeHugePages(&c, test.machine.boot(t).Path("sys")), test.err)
 			if d := cmp.Diff(test.want, pools(t, c)); d != "" {
 				t.Errorf("(-want +got):\n%s", d)
 			}
@@ -123,7 +125,7 @@ func TestReadHugePages(t *testing.T) {
 func TestReadHugePagesNames(t *testing.T) {
 	for _, name := range []string{"hugepages-kB", "hugepages-0kB", "hugepages--1kB", "hugepages-2048", "2048kB", "hugepages-2048kB.bak", "hugepages-99999999999999kB"} {
 		var c Capacity
-		err := takeHugePages(&c, machine{hugepages + name + "/nr_hugepages": "1\n"}.boot(t).path("sys"))
+		err := takeHugePages(&c, machine{hugepages + name + "/nr_hugepages": "1\n"}.boot(t).Path("sys"))
 		if err == nil || !strings.Contains(err.Error(), name) || c.NumHugePages != 0 {
 			t.Errorf("%s: %d pools, %v", name, c.NumHugePages, err)
 		}
@@ -133,7 +135,7 @@ func TestReadHugePagesNames(t *testing.T) {
 		many[fmt.Sprintf("%shugepages-%dkB/nr_hugepages", hugepages, 4<<i)] = "1\n"
 	}
 	var c Capacity
-	if err := takeHugePages(&c, many.boot(t).path("sys")); err == nil || c.NumHugePages != 0 {
+	if err := takeHugePages(&c, many.boot(t).Path("sys")); err == nil || c.NumHugePages != 0 {
 		t.Errorf("%d pools, %v", c.NumHugePages, err)
 	}
 }
@@ -144,20 +146,20 @@ func TestReadHugePagesKeepsWhatItKnows(t *testing.T) {
 	const path = hugepages + "hugepages-2048kB/nr_hugepages"
 	n := machine{path: "512\n", hugepages + "hugepages-64kB/nr_hugepages": "1\n"}.boot(t)
 	var c Capacity
-	if err := takeHugePages(&c, n.path("sys")); err != nil {
+	if err := takeHugePages(&c, n.Path("sys")); err != nil {
 		t.Fatal(err)
 	}
-	n.write(t, path, "garbage\n")
-	n.write(t, hugepages+"hugepages-64kB/nr_hugepages", "2\n")
-	checkError(t, takeHugePages(&c, n.path("sys")), errNumber)
+	n.Write(t, path, "garbage\n")
+	n.Write(t, hugepages+"hugepages-64kB/nr_hugepages", "2\n")
+	probetest.CheckError(t, takeHugePages(&c, n.Path("sys")), errNumber)
 	want := []HugePages{{64 << 10, 2}, {2 << 20, 512}}
 	if d := cmp.Diff(want, pools(t, c)); d != "" {
 		t.Errorf("one pool is broken (-want +got):\n%s", d)
 	}
 
-	n.remove(t, "sys/kernel/mm/hugepages")
-	n.write(t, "sys/kernel/mm/hugepages", "not a directory")
-	if err := takeHugePages(&c, n.path("sys")); err == nil || errors.Is(err, os.ErrNotExist) {
+	n.Remove(t, "sys/kernel/mm/hugepages")
+	n.Write(t, "sys/kernel/mm/hugepages", "not a directory")
+	if err := takeHugePages(&c, n.Path("sys")); err == nil || errors.Is(err, os.ErrNotExist) {
 		t.Errorf("error %v", err)
 	}
 	if d := cmp.Diff(want, pools(t, c)); d != "" {

@@ -11,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/nodeprobe/nodeprobe/probe/cgroup"
 
-	"github.com/nodeprobe/nodeprobe/probe"
+	"golang.org/x/sys/unix"
 )
 
 // dirtyCgroups are memory cgroups that have a page each of one file, whose second
@@ -28,8 +28,8 @@ type dirtyCgroups struct {
 // newDirtyCgroups makes so many below one that the test ends with, or skips the test.
 func newDirtyCgroups(tb testing.TB, number int) *dirtyCgroups {
 	tb.Helper()
-	root, version := probe.MemoryCgroupVersion("/sys")
-	if version == probe.CgroupNone {
+	root, version := cgroup.Memory("/sys/fs/cgroup")
+	if version == cgroup.None {
 		tb.Skip("no memory controller")
 	}
 	d := &dirtyCgroups{filepath.Join(root, fmt.Sprintf("nodeprobe-bench-%d", os.Getpid())), number, nil}
@@ -37,7 +37,7 @@ func newDirtyCgroups(tb testing.TB, number int) *dirtyCgroups {
 		tb.Skipf("make cgroup: %v", err)
 	}
 	tb.Cleanup(func() { d.remove(tb) })
-	if version == probe.CgroupV2 {
+	if version == cgroup.V2 {
 		if err := os.WriteFile(filepath.Join(d.parent, "cgroup.subtree_control"), []byte("+memory"), 0); err != nil {
 			tb.Skipf("hand the memory controller on: %v", err)
 		}
@@ -134,7 +134,7 @@ func (d *dirtyCgroups) remove(tb testing.TB) {
 func reportDirty(t *testing.T, cgroups int) {
 	const rounds = 101
 	d := newDirtyCgroups(t, cgroups)
-	root, _ := probe.MemoryCgroupVersion("/sys")
+	root, _ := cgroup.Memory("/sys/fs/cgroup")
 	stat, err := unix.Open(filepath.Join(root, "memory.stat"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)

@@ -16,6 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nodeprobe/nodeprobe/probe/deadline"
+	"github.com/nodeprobe/nodeprobe/probe/mount"
+	"github.com/nodeprobe/nodeprobe/probe/rootfs"
 )
 
 // filesystem watches the filesystem that holds one directory by statfs(2), which may
@@ -92,10 +94,10 @@ type statfsPath struct {
 
 // statfsPaths finds dirs below rootfs. One that does not exist on the node is
 // left out until the next time.
-func statfsPaths(rootfs string, dirs []string) []statfsPath {
+func statfsPaths(root string, dirs []string) []statfsPath {
 	var paths []statfsPath
 	for _, dir := range dirs {
-		path, err := nodePath(rootfs, dir)
+		path, err := rootfs.Path(root, dir)
 		if errors.Is(err, fs.ErrNotExist) && dir != "/" {
 			continue
 		}
@@ -103,11 +105,11 @@ func statfsPaths(rootfs string, dirs []string) []statfsPath {
 			err = errEmptyRoot
 		}
 		if err != nil {
-			path = filepath.Join(rootfs, dir)
+			path = filepath.Join(root, dir)
 		}
 		resolved := path
-		if direct, err := filepath.EvalSymlinks(path); err == nil && filepath.Clean(rootfs) == "/" {
-			resolved = direct // elsewhere nodePath has seen to it
+		if direct, err := filepath.EvalSymlinks(path); err == nil && filepath.Clean(root) == "/" {
+			resolved = direct // elsewhere rootfs.Path has seen to it
 		}
 		paths = append(paths, statfsPath{path: path, resolved: resolved, terminated: append([]byte(path), 0), err: err})
 	}
@@ -278,7 +280,7 @@ func (r *diskReader) findMounts(now time.Time) error {
 		}
 	}
 	procfs, rootfs := r.procfs, r.nodefs.rootfs
-	r.mounts.Start(now, "read "+mountinfoPaths(procfs)[0], func() (a mountsAnswer) {
+	r.mounts.Start(now, "read "+mount.TablePaths(procfs)[0], func() (a mountsAnswer) {
 		a.of = all
 		for i, path := range paths {
 			switch {
@@ -287,7 +289,7 @@ func (r *diskReader) findMounts(now time.Time) error {
 			case i > 0 && path == paths[0]:
 				a.mounts[i], a.errs[i] = a.mounts[0], a.errs[0]
 			default:
-				a.mounts[i], a.errs[i] = FindMount(procfs, rootfs, path)
+				a.mounts[i], a.errs[i] = mount.Find(procfs, rootfs, path)
 			}
 		}
 		return a

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -50,7 +52,7 @@ func TestParseStatfs(t *testing.T) {
 			st := disk
 			test.change(&st)
 			space, inodes, err := parseStatfs(&st)
-			checkError(t, err, test.err)
+			probetest.CheckError(t, err, test.err)
 			if space != test.space || inodes != test.inodes {
 				t.Errorf("space %+v, inodes %+v; want %+v, %+v", space, inodes, test.space, test.inodes)
 			}
@@ -114,7 +116,7 @@ func TestFirstDirectoryThatExistsCounts(t *testing.T) {
 		t.Errorf("imagefs, no image directory: asked about %s, want %s", got, want)
 	}
 	imagefs.absent = map[string]bool{"/": true, "/var": true, "/var/lib": true, "/var/lib/kubelet": true, "/var/lib/docker": true, "/var/lib/containerd": true}
-	checkError(t, s.Sample().Errors[SourceImageFs], os.ErrNotExist)
+	probetest.CheckError(t, s.Sample().Errors[SourceImageFs], os.ErrNotExist)
 }
 
 // What a container runtime tells counts before what was configured, and does not
@@ -171,8 +173,8 @@ func TestStatfsErrorTakesBothSignals(t *testing.T) {
 	}
 	got := *s.Sample()
 	err := got.Errors[SourceImageFs]
-	checkError(t, err, unix.EIO)
-	if err == nil || !strings.Contains(err.Error(), n.path("var/lib/kubelet")) {
+	probetest.CheckError(t, err, unix.EIO)
+	if err == nil || !strings.Contains(err.Error(), n.Path("var/lib/kubelet")) {
 		t.Errorf("%v does not name the directory", err)
 	}
 	want := fullSnapshot()
@@ -191,27 +193,27 @@ func TestStatfsErrorTakesBothSignals(t *testing.T) {
 // link must not be looked up in the container.
 func TestStatfsFollowsLinksOfTheNode(t *testing.T) {
 	n := fullMachine.without("var/lib/kubelet").with(machine{"data/kubelet/x": ""}).boot(t)
-	n.remove(t, "var/lib/kubelet")
-	must(t, os.Symlink("/data/kubelet", n.path("var/lib/kubelet")))
+	n.Remove(t, "var/lib/kubelet")
+	probetest.Must(t, os.Symlink("/data/kubelet", n.Path("var/lib/kubelet")))
 	s := n.sampler(t)
 	var c calls
 	s.disks.nodefs.call = c.statfs
 	s.Sample()
-	if got, want := c.take(), n.path("data/kubelet"); got != want {
+	if got, want := c.take(), n.Path("data/kubelet"); got != want {
 		t.Errorf("asked about %s, want %s", got, want)
 	}
 }
 
 func TestRootThatIsNotThereRecovers(t *testing.T) {
 	n := fullMachine.boot(t)
-	s := n.sampler(t, func(c *Config) { c.Rootfs = n.path("mnt") })
+	s := n.sampler(t, func(c *Config) { c.Rootfs = n.Path("mnt") })
 	for range 2 {
 		err := s.Sample().Errors[SourceNodeFs]
-		if checkError(t, err, unix.ENOENT); err == nil || !strings.Contains(err.Error(), n.path("mnt")) {
+		if probetest.CheckError(t, err, unix.ENOENT); err == nil || !strings.Contains(err.Error(), n.Path("mnt")) {
 			t.Errorf("%v does not name the root", err)
 		}
 	}
-	n.write(t, "mnt/file", "")
+	n.Write(t, "mnt/file", "")
 	if err := s.Sample().Errors[SourceNodeFs]; err != nil {
 		t.Errorf("mended: %v", err)
 	}
@@ -220,16 +222,16 @@ func TestRootThatIsNotThereRecovers(t *testing.T) {
 // A directory in a container, where the node's root is to be mounted, is no node.
 func TestEmptyRootRecovers(t *testing.T) {
 	n := fullMachine.boot(t)
-	must(t, os.Mkdir(n.path("mnt"), 0o755))
-	s := n.sampler(t, func(c *Config) { c.Rootfs = n.path("mnt") })
+	probetest.Must(t, os.Mkdir(n.Path("mnt"), 0o755))
+	s := n.sampler(t, func(c *Config) { c.Rootfs = n.Path("mnt") })
 	for range 2 {
 		snap := s.Sample()
-		checkError(t, snap.Errors[SourceNodeFs], errEmptyRoot)
+		probetest.CheckError(t, snap.Errors[SourceNodeFs], errEmptyRoot)
 		if snap.Signals[NodeFsAvailable].OK || snap.Signals[ImageFsAvailable].OK {
 			t.Errorf("there are figures: %+v", snap.Signals)
 		}
 	}
-	n.write(t, "mnt/file", "")
+	n.Write(t, "mnt/file", "")
 	if err := s.Sample().Errors[SourceNodeFs]; err != nil {
 		t.Errorf("mended: %v", err)
 	}
@@ -240,7 +242,7 @@ func TestRealStatfs(t *testing.T) {
 	if err := statfs([]byte("/proc\x00"), &got); err != nil {
 		t.Fatal(err)
 	}
-	must(t, unix.Statfs("/proc", &want))
+	probetest.Must(t, unix.Statfs("/proc", &want))
 	if got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
@@ -264,5 +266,41 @@ func TestFilesystem(t *testing.T) {
 	f.got.err = unix.EIO
 	if got := f.found(); got != (Filesystem{}) {
 		t.Errorf("found %+v after an error", got)
+	}
+}
+
+// The filesystem that counts is the one that symbolic links lead to, and a mount
+// that changes is looked up when it is said to, not before.
+func TestSnapshotMounts(t *testing.T) {
+	for _, rootfs := range []string{"/", "elsewhere"} {
+		t.Run(rootfs, func(t *testing.T) {
+			n := fullMachine.boot(t)
+			probetest.Must(t, errors.Join(os.MkdirAll(n.Path("data/kubelet"), 0o755), os.RemoveAll(n.Path("var/lib/kubelet"))))
+			s := n.sampler(t)
+			point := "/data"
+			if rootfs == "/" {
+				probetest.Must(t, os.Symlink(n.Path("data/kubelet"), n.Path("var/lib/kubelet")))
+				s = n.sampler(t, func(c *Config) { c.Rootfs, c.RootDirectory = "/", n.Path("var/lib/kubelet") })
+				point = n.Path("data")
+			} else {
+				probetest.Must(t, os.Symlink("/data/kubelet", n.Path("var/lib/kubelet")))
+			}
+			table := func(options string) string {
+				return "1 1 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 8:2 / " + point + " rw - ext4 /dev/sda2 " + options + "\n"
+			}
+			n.Write(t, "proc/1/mountinfo", table("rw"))
+			mount := func() Mount { return s.Sample().NodeFs.Mount }
+			if m := mount(); m.MountPoint != point || m.Source != "/dev/sda2" {
+				t.Errorf("mount %+v, want that of %s", m, point)
+			}
+			n.Write(t, "proc/1/mountinfo", table("rw,emergency_ro"))
+			if option, ro := new(mount()).ReadOnly(); ro {
+				t.Errorf("looked up although nobody asked: %s", option)
+			}
+			s.Wake(CauseMounts)
+			if option, ro := new(mount()).ReadOnly(); !ro || option != "emergency_ro" {
+				t.Errorf("read-only %v by %q", ro, option)
+			}
+		})
 	}
 }

@@ -1,13 +1,13 @@
 package probe
 
 import (
-	"errors"
 	"maps"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -36,45 +36,24 @@ func (m machine) without(paths ...string) machine {
 // boot writes the machine to a directory of the test.
 func (m machine) boot(t testing.TB) node {
 	t.Helper()
-	n := node{t.TempDir()}
+	n := node{probetest.NewRoot(t)}
 	for _, dir := range []string{"proc", "sys", "var/lib/kubelet"} {
-		if err := os.MkdirAll(n.path(dir), 0o755); err != nil {
+		if err := os.MkdirAll(n.Path(dir), 0o755); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for name, text := range m {
-		n.write(t, name, text)
+		n.Write(t, name, text)
 	}
 	return n
 }
 
 // node is a machine that has been written to disk.
-type node struct{ root string }
-
-func (n node) path(name string) string { return filepath.Join(n.root, name) }
-
-// write changes a file in place, so that whoever has it open sees the change, as
-// with a file of the kernel's.
-func (n node) write(t testing.TB, name, text string) {
-	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(n.path(name)), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(n.path(name), []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func (n node) remove(t testing.TB, name string) {
-	t.Helper()
-	if err := os.RemoveAll(n.path(name)); err != nil {
-		t.Fatal(err)
-	}
-}
+type node struct{ probetest.Root }
 
 func (n node) config() Config {
 	return Config{
-		Procfs: n.path("proc"), Sysfs: n.path("sys"), Rootfs: n.root,
+		Procfs: n.Path("proc"), Sysfs: n.Path("sys"), Rootfs: n.Dir,
 		RootDirectory: "/var/lib/kubelet", Interval: 10 * time.Second,
 	}
 }
@@ -122,12 +101,4 @@ func diff(want, got Snapshot) string {
 		}
 		return err.Error()
 	}))
-}
-
-// checkError fails unless err is nil and no error is wanted, or it wraps want.
-func checkError(t testing.TB, err, want error) {
-	t.Helper()
-	if (err == nil) != (want == nil) || !errors.Is(err, want) {
-		t.Errorf("error %v, want %v", err, want)
-	}
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
 )
 
 // For these files the kernel adds up what each cgroup has counted since somebody last
@@ -22,12 +24,12 @@ func TestSampleKeepsNoFileThatFlushes(t *testing.T) {
 		"v1":           fullMachine.v1().without("sys/fs/cgroup/memory/kubepods").boot(t).config(),
 	} {
 		s, err := New(cfg)
-		must(t, err)
+		probetest.Must(t, err)
 		for range 2 {
 			s.Sample()
 		}
 		open, err := filepath.Glob("/proc/self/fd/*")
-		must(t, err)
+		probetest.Must(t, err)
 		meminfo := false
 		for _, fd := range open {
 			path, _ := os.Readlink(fd) // one may be closed by now
@@ -102,7 +104,7 @@ func TestPodsThatCannotBeReadAreReadAgain(t *testing.T) {
 			if reads != i+1 {
 				t.Errorf("sample %d: %d reads", i, reads)
 			}
-			checkError(t, snap.Errors[SourcePodsCgroup], answers[i].Err)
+			probetest.CheckError(t, snap.Errors[SourcePodsCgroup], answers[i].Err)
 		}
 	})
 }

@@ -5,6 +5,8 @@ import (
 	"math"
 	"strings"
 	"testing"
+
+	"github.com/nodeprobe/nodeprobe/probe/cgroup"
 )
 
 // The property of every target: no panic, and either an error or values that a
@@ -30,7 +32,7 @@ func FuzzParseTable(f *testing.F) {
 				}
 			}
 		}
-		for _, version := range []CgroupVersion{CgroupV1, CgroupV2} {
+		for _, version := range []cgroup.Version{cgroup.V1, cgroup.V2} {
 			v, err := parseStat(b, version)
 			if err == nil && (v < 0 || !bytes.Contains(b, []byte("inactive_file"))) {
 				t.Errorf("memory.stat: %v", v)

@@ -7,6 +7,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/nodeprobe/nodeprobe/bpf"
@@ -65,7 +67,7 @@ func checkHung(t *testing.T, name string, s *Snapshot, hung ...Source) {
 	want := fullSnapshot()
 	for _, src := range hung {
 		err := s.Errors[src]
-		checkError(t, err, deadline.ErrNoAnswer)
+		probetest.CheckError(t, err, deadline.ErrNoAnswer)
 		want.Errors[src] = err
 		space, inodes := NodeFsAvailable, NodeFsInodesFree
 		if src == SourceImageFs {

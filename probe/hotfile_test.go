@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -90,7 +92,7 @@ func TestHotFileErrors(t *testing.T) {
 		}
 		f := openHot(t, test.path)
 		_, err := f.read()
-		checkError(t, err, test.want)
+		probetest.CheckError(t, err, test.want)
 		var named *fs.PathError
 		if !errors.As(err, &named) || named.Path != test.path {
 			t.Errorf("%s: %v does not name the file", test.path, err)
@@ -136,7 +138,7 @@ func TestHotFilesLeakNoDescriptor(t *testing.T) {
 	for range 3 {
 		s := n.sampler(t)
 		for i := range 5 {
-			n.write(t, "proc/meminfo", fmt.Sprintf("broken %d\n", i))
+			n.Write(t, "proc/meminfo", fmt.Sprintf("broken %d\n", i))
 			resample(s)
 		}
 		s.Close()

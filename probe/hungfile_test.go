@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
+
 	"golang.org/x/sys/unix"
 
 	"github.com/nodeprobe/nodeprobe/probe/deadline"
@@ -29,9 +31,9 @@ func sampleOrHang(t *testing.T, s *Sampler) *Snapshot {
 // fifo makes a file one whose opening hangs until somebody writes to it.
 func (n node) fifo(t *testing.T, name string) {
 	t.Helper()
-	n.write(t, name, "") // makes the directory
-	n.remove(t, name)
-	must(t, unix.Mkfifo(n.path(name), 0o644))
+	n.Write(t, name, "") // makes the directory
+	n.Remove(t, name)
+	probetest.Must(t, unix.Mkfifo(n.Path(name), 0o644))
 	t.Cleanup(func() { n.answer(t, name, "") })
 }
 
@@ -39,9 +41,9 @@ func (n node) fifo(t *testing.T, name string) {
 // text.
 func (n node) answer(t *testing.T, name, text string) {
 	t.Helper()
-	fd, err := unix.Open(n.path(name), unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	n.remove(t, name)
-	n.write(t, name, text)
+	fd, err := unix.Open(n.Path(name), unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	n.Remove(t, name)
+	n.Write(t, name, text)
 	if err == nil { // or nobody reads
 		_, _ = unix.Write(fd, []byte(text)) // fails if it is a file by now
 		unix.Close(fd)
@@ -125,8 +127,8 @@ func TestHungFile(t *testing.T) {
 			check := func(name string, snap *Snapshot, lose func(*Snapshot)) {
 				t.Helper()
 				err := snap.Errors[r.source]
-				checkError(t, err, deadline.ErrNoAnswer)
-				if err != nil && (!strings.Contains(err.Error(), n.path(r.file)) || !strings.Contains(err.Error(), "within 500ms")) {
+				probetest.CheckError(t, err, deadline.ErrNoAnswer)
+				if err != nil && (!strings.Contains(err.Error(), n.Path(r.file)) || !strings.Contains(err.Error(), "within 500ms")) {
 					t.Errorf("%s: %v does not name the file and the deadline", name, err)
 				}
 				want := intact
@@ -175,14 +177,14 @@ func waitFor(t *testing.T, s *Sampler, source Source) {
 // A disk that hangs for real, in the kernel, as the node's root.
 func TestRealHungDisk(t *testing.T) {
 	n := fullMachine.without("etc").boot(t)
-	must(t, os.Mkdir(n.path("etc"), 0o755))
-	f := newFuseServer(t, n.path("etc"))
+	probetest.Must(t, os.Mkdir(n.Path("etc"), 0o755))
+	f := probetest.NewFUSE(t, n.Path("etc"))
 	s := n.sampler(t, func(c *Config) { c.StatfsTimeout = 500 * time.Millisecond })
-	f.setSilent(true)
+	f.SetSilent(true)
 	for range 10 {
 		s.machineRead = time.Time{}
 		snap := sampleOrHang(t, s)
-		checkError(t, snap.Errors[SourceMachine], deadline.ErrNoAnswer)
+		probetest.CheckError(t, snap.Errors[SourceMachine], deadline.ErrNoAnswer)
 		want := fullSnapshot()
 		want.Machine.MachineID, want.Machine.OSImage = "", ""
 		want.Errors[SourceMachine] = snap.Errors[SourceMachine]
@@ -190,17 +192,17 @@ func TestRealHungDisk(t *testing.T) {
 			t.Errorf("hung (-want +got):\n%s", d)
 		}
 	}
-	for end := time.Now().Add(30 * time.Second); f.unanswered() == 0 && time.Now().Before(end); {
+	for end := time.Now().Add(30 * time.Second); f.Unanswered() == 0 && time.Now().Before(end); {
 		time.Sleep(time.Millisecond) // a busy machine has not made the call yet
 	}
-	if n := f.unanswered(); n < 1 || n > 2 { // the kernel may look for one file at a time
+	if n := f.Unanswered(); n < 1 || n > 2 { // the kernel may look for one file at a time
 		t.Errorf("%d calls hang, want one for each file", n)
 	}
-	f.setSilent(false) // it knows no files, and says so
+	f.SetSilent(false) // it knows no files, and says so
 	for end := time.Now().Add(30 * time.Second); errors.Is(sampleOrHang(t, s).Errors[SourceMachine], deadline.ErrNoAnswer); {
 		if time.Now().After(end) {
 			t.Fatal("no answer within 30 s")
 		}
 	}
-	checkError(t, s.current.Errors[SourceMachine], unix.ENOSYS)
+	probetest.CheckError(t, s.current.Errors[SourceMachine], unix.ENOSYS)
 }

@@ -10,16 +10,17 @@ import (
 	"regexp"
 	"strings"
 
+	"github.com/nodeprobe/nodeprobe/probe/rootfs"
 	"golang.org/x/sys/unix"
 )
 
 // readMachineID takes the first file that can be read, even if it is empty, as
 // it is on an image that has not been booted before. It fails if none can be
 // read, and there is one.
-func readMachineID(rootfs string, at func(path string)) (string, error) {
+func readMachineID(root string, at func(path string)) (string, error) {
 	var errs []error
 	for _, path := range []string{"/etc/machine-id", "/var/lib/dbus/machine-id"} {
-		b, err := readNodeFile(rootfs, path, at)
+		b, err := readNodeFile(root, path, at)
 		if err == nil {
 			return cleanText(b), nil
 		}
@@ -94,10 +95,10 @@ var prettyName = regexp.MustCompile(`(?m)^PRETTY_NAME=(.*)$`)
 
 // osImage returns PRETTY_NAME of os-release, without double quotes and with
 // single ones, or "Linux" where there is no such line: as the kubelet does.
-func osImage(rootfs string, at func(path string)) (string, error) {
-	b, err := readNodeFile(rootfs, "/etc/os-release", at)
+func osImage(root string, at func(path string)) (string, error) {
+	b, err := readNodeFile(root, "/etc/os-release", at)
 	if errors.Is(err, fs.ErrNotExist) {
-		b, err = readNodeFile(rootfs, "/usr/lib/os-release", at)
+		b, err = readNodeFile(root, "/usr/lib/os-release", at)
 	}
 	if err != nil {
 		return "", fmt.Errorf("read OS image: %w", err)
@@ -107,4 +108,10 @@ func osImage(rootfs string, at func(path string)) (string, error) {
 		return "Linux", nil
 	}
 	return strings.Trim(cleanText(found[1]), `"`), nil
+}
+
+// readNodeFile reads a file of the node. It tells at which file it is.
+func readNodeFile(root, path string, at func(path string)) ([]byte, error) {
+	at(filepath.Join(root, path))
+	return rootfs.ReadFile(root, path)
 }

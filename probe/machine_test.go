@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -42,7 +44,7 @@ func TestOSImage(t *testing.T) {
 		})
 	}
 	m, err := readMachine(t, machine{}.boot(t))
-	checkError(t, err, os.ErrNotExist)
+	probetest.CheckError(t, err, os.ErrNotExist)
 	if m.OSImage != "Unknown" || !strings.Contains(err.Error(), usr) {
 		t.Errorf("no file: %q, %v", m.OSImage, err)
 	}
@@ -65,7 +67,7 @@ func TestMachineID(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			m, err := readMachine(t, test.machine.with(machine{"etc/os-release": ""}).boot(t))
-			checkError(t, err, test.err)
+			probetest.CheckError(t, err, test.err)
 			if m.MachineID != test.want {
 				t.Errorf("%q, want %q", m.MachineID, test.want)
 			}
@@ -133,11 +135,11 @@ func TestMachineKeepsWhatItKnows(t *testing.T) {
 	s := n.sampler(t)
 	before := s.Sample().Machine
 	for _, name := range []string{"etc/machine-id", "proc/sys/kernel/random/boot_id", "etc/os-release"} {
-		n.remove(t, name)
-		n.write(t, name+"/x", "") // a directory
+		n.Remove(t, name)
+		n.Write(t, name+"/x", "") // a directory
 	}
 	m, err := resample(s).Machine, s.current.Errors[SourceMachine]
-	checkError(t, err, unix.EISDIR)
+	probetest.CheckError(t, err, unix.EISDIR)
 	for _, says := range []string{"etc/machine-id", "boot_id", "etc/os-release"} {
 		if !strings.Contains(err.Error(), says) {
 			t.Errorf("%v does not name %s", err, says)
@@ -148,53 +150,11 @@ func TestMachineKeepsWhatItKnows(t *testing.T) {
 	}
 }
 
-// A node's root that is mounted in a container: links lead where they lead on
-// the node.
-func TestNodePathFollowsLinksOfTheNode(t *testing.T) {
-	n := machine{"data/kubelet/x": "", "usr/lib/real": "PRETTY_NAME=\"NixOS\"\n"}.boot(t)
-	link := func(target, name string) {
-		t.Helper()
-		n.remove(t, name)
-		n.write(t, name, "") // makes the directory
-		n.remove(t, name)
-		if err := os.Symlink(target, n.path(name)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	link("/data/kubelet", "var/lib/kubelet")
-	link("/usr/lib/real", "etc/os-release")
-	link("../../../../data", "up")
-	link("/etc", "outside") // exists on the test's machine, and is empty there
-	link("/nowhere", "dangling")
-	link("/loop", "loop")
-
-	for path, want := range map[string]string{
-		"/var/lib/kubelet": "data/kubelet",
-		"/etc/os-release":  "usr/lib/real",
-		"/up/kubelet":      "data/kubelet",
-		"/data/../data":    "data",
-		"/":                "",
-	} {
-		if got, err := nodePath(n.root, path); got != n.path(want) || err != nil {
-			t.Errorf("%s: %s, %v; want %s", path, got, err, n.path(want))
-		}
-	}
-	for path, want := range map[string]error{
-		"/dangling": unix.ENOENT, "/outside/passwd": unix.ENOENT, "/loop": unix.ELOOP, "/usr/lib/real/x": unix.ENOTDIR,
-	} {
-		got, err := nodePath(n.root, path)
-		checkError(t, err, want)
-		if err != nil && !strings.Contains(err.Error(), n.path(path)) {
-			t.Errorf("%s: %s, %v does not name the path", path, got, err)
-		}
-	}
+// What os-release links to is on the node.
+func TestMachineFollowsLinksOfTheNode(t *testing.T) {
+	n := machine{"usr/lib/real": "PRETTY_NAME=\"NixOS\"\n"}.boot(t)
+	n.Link(t, "/usr/lib/real", "etc/os-release")
 	if m, err := readMachine(t, n); m.OSImage != "NixOS" {
 		t.Errorf("OS image %q, %v", m.OSImage, err)
-	}
-	if got, err := nodePath("/", "/no/such"); got != "/no/such" || err != nil {
-		t.Errorf("without a container: %s, %v", got, err)
-	}
-	if _, err := nodePath(n.path("absent"), "/"); err == nil {
-		t.Error("no root: no error")
 	}
 }

@@ -5,9 +5,10 @@ import (
 	"fmt"
 	"io/fs"
 	"math"
-	"os"
 	"path/filepath"
 	"time"
+
+	"github.com/nodeprobe/nodeprobe/probe/cgroup"
 )
 
 // memoryReader reads the node's memory by its two accounts: the kernel's and the
@@ -18,7 +19,7 @@ import (
 type memoryReader struct {
 	meminfo hotFile
 	root    string // of the memory controller
-	version CgroupVersion
+	version cgroup.Version
 	none    bool // there are cgroups, and no memory controller
 	pods    memoryCgroup
 
@@ -61,84 +62,16 @@ func newMemoryReader(procfs string) *memoryReader {
 // there is one by now. It comes before the first read, and is cheap enough to
 // be called once a minute.
 func (r *memoryReader) discover(cgroupfs string) {
-	r.root, r.version = memoryHierarchy(cgroupfs)
-	r.none = r.version == CgroupNone && hasCgroups(cgroupfs)
-	r.pods.locate(podsCgroup(r.root), r.version)
+	r.root, r.version = cgroup.Memory(cgroupfs)
+	r.none = r.version == cgroup.None && cgroup.Mounted(cgroupfs)
+	r.pods.locate(cgroup.Pods(r.root), r.version)
 	r.podsDue = time.Time{}
-}
-
-// CgroupVersion tells which memory controller the machine has.
-type CgroupVersion uint8
-
-// What memoryHierarchy tells apart.
-const (
-	CgroupNone CgroupVersion = iota // no memory controller that can be read
-	CgroupV1
-	CgroupV2
-)
-
-// String returns "none", "v1" or "v2".
-func (v CgroupVersion) String() string { return [...]string{"none", "v1", "v2"}[v] }
-
-// memoryHierarchy returns the root directory of the memory controller below
-// cgroupfs, which is /sys/fs/cgroup: that directory itself on a cgroup v2
-// machine, memory/ on v1 and on hybrid machines, whose unified/ hierarchy has
-// the memory controller only if v1 does not. The root of a v2 hierarchy has the
-// file that it is known by since Linux 5.8.
-func memoryHierarchy(cgroupfs string) (string, CgroupVersion) {
-	for _, c := range []struct {
-		dir, mark string
-		version   CgroupVersion
-	}{
-		{"memory", "memory.usage_in_bytes", CgroupV1},
-		{"", "memory.stat", CgroupV2},
-		{"unified", "memory.stat", CgroupV2},
-	} {
-		dir := filepath.Join(cgroupfs, c.dir)
-		if _, err := os.Stat(filepath.Join(dir, c.mark)); err == nil {
-			return dir, c.version
-		}
-	}
-	return cgroupfs, CgroupNone
-}
-
-// hasCgroups reports whether there is a hierarchy of cgroup v2, with any controllers
-// or none. Where there is none, cgroupfs may lead anywhere.
-func hasCgroups(cgroupfs string) bool {
-	for _, dir := range []string{"", "unified"} {
-		if _, err := os.Stat(filepath.Join(cgroupfs, dir, "cgroup.controllers")); err == nil {
-			return true
-		}
-	}
-	return false
-}
-
-// HasCgroups tells, where MemoryCgroupVersion finds no memory controller, whether the
-// node is without one: it has cgroups.
-func HasCgroups(sysfs string) bool { return hasCgroups(filepath.Join(sysfs, "fs", "cgroup")) }
-
-// MemoryCgroupVersion tells which memory controller the node has, for
-// preflight.
-func MemoryCgroupVersion(sysfs string) (dir string, version CgroupVersion) {
-	return memoryHierarchy(filepath.Join(sysfs, "fs", "cgroup"))
-}
-
-// podsCgroup returns the cgroup that a kubelet keeps all pods in, by either of
-// its cgroup drivers, or "".
-func podsCgroup(root string) string {
-	for _, name := range []string{"kubepods.slice", "kubepods"} {
-		dir := filepath.Join(root, name)
-		if _, err := os.Stat(dir); err == nil {
-			return dir
-		}
-	}
-	return ""
 }
 
 // memoryCgroup is one cgroup of the memory controller.
 type memoryCgroup struct {
 	dir     string
-	version CgroupVersion
+	version cgroup.Version
 
 	stat, usage, limit hotFile
 
@@ -147,17 +80,17 @@ type memoryCgroup struct {
 }
 
 // locate points the cgroup at dir. Files stay open if nothing changed.
-func (c *memoryCgroup) locate(dir string, version CgroupVersion) {
+func (c *memoryCgroup) locate(dir string, version cgroup.Version) {
 	if c.table != nil && c.dir == dir && c.version == version {
 		return
 	}
 	c.close()
 	*c = memoryCgroup{dir: dir, version: version}
-	if dir == "" || version == CgroupNone {
+	if dir == "" || version == cgroup.None {
 		return
 	}
 	c.stat = newHotFile(filepath.Join(dir, "memory.stat"))
-	if version == CgroupV1 {
+	if version == cgroup.V1 {
 		c.usage = newHotFile(filepath.Join(dir, "memory.usage_in_bytes"))
 		c.limit = newHotFile(filepath.Join(dir, "memory.limit_in_bytes"))
 		c.table = []tableKey{{name: "total_inactive_file", value: &c.inactive}}
@@ -258,7 +191,7 @@ func (r *memoryReader) read(s *Snapshot) {
 	s.Swap = Swap{}
 	var cgroupErr error
 	switch {
-	case r.version == CgroupNone && !r.none:
+	case r.version == cgroup.None && !r.none:
 		cgroupErr = fmt.Errorf("find memory controller below %s: %w", r.root, fs.ErrNotExist)
 	case err == nil:
 		cgroupErr = r.parseCgroup(b)
@@ -325,7 +258,7 @@ func (r *memoryReader) observePods(now time.Time, meminfoErr error) (Observation
 // nothing to observe, and no error. The kubelet takes a limit of 0 for the
 // machine's memory, which is known unless there is a meminfoErr.
 func (r *memoryReader) readPodsCgroup(meminfoErr error) (Observation, error) {
-	if r.pods.dir == "" || r.pods.version == CgroupNone {
+	if r.pods.dir == "" || r.pods.version == cgroup.None {
 		return Observation{}, nil
 	}
 	limit, err := r.pods.readLimit()

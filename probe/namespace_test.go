@@ -11,6 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/probe/cgroup"
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -30,10 +33,10 @@ func TestForeignPIDMax(t *testing.T) {
 	} {
 		n := machine{}.boot(t)
 		if test.ns != "" {
-			n.write(t, "proc/self/ns/x", "")
-			must(t, os.Symlink(test.ns, n.path("proc/self/ns/pid")))
+			n.Write(t, "proc/self/ns/x", "")
+			probetest.Must(t, os.Symlink(test.ns, n.Path("proc/self/ns/pid")))
 		}
-		if err := foreignPIDMax(n.path("proc"), test.release); errors.Is(err, ErrPIDNamespace) != test.foreign {
+		if err := foreignPIDMax(n.Path("proc"), test.release); errors.Is(err, ErrPIDNamespace) != test.foreign {
 			t.Errorf("%s: %v", test.name, err)
 		}
 	}
@@ -44,12 +47,12 @@ func TestForeignPIDMax(t *testing.T) {
 func TestForeignPIDMaxOfNestedNode(t *testing.T) {
 	for first, nested := range map[string]bool{"pid:[4026532178]": true, "pid:[4026531836]": false, "pid:[4026532177]": false, "": false} {
 		n := machine{"proc/self/ns/x": "", "proc/1/ns/x": ""}.boot(t)
-		must(t, os.Symlink("pid:[4026532178]", n.path("proc/self/ns/pid")))
+		probetest.Must(t, os.Symlink("pid:[4026532178]", n.Path("proc/self/ns/pid")))
 		if first != "" {
-			must(t, os.Symlink(first, n.path("proc/1/ns/pid")))
+			probetest.Must(t, os.Symlink(first, n.Path("proc/1/ns/pid")))
 		}
-		err := foreignPIDMax(n.path("proc"), "6.18.0")
-		checkError(t, err, ErrPIDNamespace)
+		err := foreignPIDMax(n.Path("proc"), "6.18.0")
+		probetest.CheckError(t, err, ErrPIDNamespace)
 		if errors.Is(err, errors.ErrUnsupported) != nested {
 			t.Errorf("process 1 in %q: %v", first, err)
 		}
@@ -60,14 +63,14 @@ func TestForeignPIDMaxOfNestedNode(t *testing.T) {
 // a wrong one.
 func TestPIDNamespaceHasNoLimit(t *testing.T) {
 	n := fullMachine.with(machine{"proc/self/ns/x": ""}).boot(t)
-	must(t, os.Symlink("pid:[4026532178]", n.path("proc/self/ns/pid")))
+	probetest.Must(t, os.Symlink("pid:[4026532178]", n.Path("proc/self/ns/pid")))
 	s := n.sampler(t)
 	got := *s.Sample()
-	if release, err := kernelRelease(); foreignPIDMax(n.path("proc"), release) == nil {
+	if release, err := kernelRelease(); foreignPIDMax(n.Path("proc"), release) == nil {
 		t.Skipf("on this kernel pid_max is the machine's: %s, %v", release, err)
 	}
 	err := got.Errors[SourceTaskLimit]
-	checkError(t, err, ErrPIDNamespace)
+	probetest.CheckError(t, err, ErrPIDNamespace)
 	want := fullSnapshot()
 	want.Errors[SourceTaskLimit] = err
 	loseTasks(&want, err)
@@ -76,12 +79,12 @@ func TestPIDNamespaceHasNoLimit(t *testing.T) {
 	}
 
 	// In a node that is a container that is no error of each sample, and no cost.
-	n.write(t, "proc/1/ns/x", "")
-	must(t, os.Symlink("pid:[4026532178]", n.path("proc/1/ns/pid")))
+	n.Write(t, "proc/1/ns/x", "")
+	probetest.Must(t, os.Symlink("pid:[4026532178]", n.Path("proc/1/ns/pid")))
 	s = n.sampler(t)
 	got = *s.Sample()
 	err = got.Signals[PIDAvailable].Err
-	checkError(t, err, errors.ErrUnsupported)
+	probetest.CheckError(t, err, errors.ErrUnsupported)
 	want = fullSnapshot()
 	loseTasks(&want, err)
 	if d := diff(want, got); d != "" {
@@ -115,7 +118,7 @@ func inNamespace(t *testing.T, cgroup string, out any, flags ...string) bool {
 		skip(err)
 	}
 	exe, err := os.Executable()
-	must(t, err)
+	probetest.Must(t, err)
 	const script = `if [ -n "$0" ]; then echo 0 >"$0/cgroup.procs" || exit 1; fi; exec unshare "$@"`
 	args := append([]string{"-c", script, cgroup}, flags...)
 	cmd := exec.CommandContext(t.Context(), "sh", append(args, exe, "-test.run=^"+t.Name()+"$")...)
@@ -135,9 +138,9 @@ func inNamespace(t *testing.T, cgroup string, out any, flags ...string) bool {
 func report(t *testing.T, v any) {
 	t.Helper()
 	line, err := json.Marshal(v)
-	must(t, err)
+	probetest.Must(t, err)
 	_, err = os.Stdout.Write(append(line, '\n'))
-	must(t, err)
+	probetest.Must(t, err)
 }
 
 // Nobody who is in a namespace of the kernel's takes its pid_max for the node's,
@@ -155,14 +158,14 @@ func TestRealPIDNamespace(t *testing.T) {
 		var got found
 		if !inNamespace(t, "", &got, flags...) {
 			s, err := New(realConfig())
-			must(t, err)
+			probetest.Must(t, err)
 			defer s.Close()
 			snap := s.Sample()
-			report(t, found{snap.Signals[PIDAvailable].OK, snap.Tasks.Max, errText(snap.Signals[PIDAvailable].Err)})
+			report(t, found{snap.Signals[PIDAvailable].OK, snap.Tasks.Max, probetest.ErrText(snap.Signals[PIDAvailable].Err)})
 			return
 		}
 		s, err := New(realConfig())
-		must(t, err)
+		probetest.Must(t, err)
 		defer s.Close()
 		here := s.Sample()
 		switch {
@@ -172,25 +175,6 @@ func TestRealPIDNamespace(t *testing.T) {
 			t.Errorf("%s: %d tasks may be in the namespace, and %d on the node", name, got.Max, here.Tasks.Max)
 		case !got.OK && !strings.Contains(got.Error, ErrPIDNamespace.Error()):
 			t.Errorf("%s: no limit: %s", name, got.Error)
-		}
-	}
-}
-
-func TestCheckCgroupRoot(t *testing.T) {
-	v1 := fullMachine.v1()
-	for name, test := range map[string]struct {
-		machine
-		foreign bool
-	}{
-		"v2":                {fullMachine, false},
-		"v2, a container's": {fullMachine.with(machine{"sys/fs/cgroup/memory.current": "5368709120\n"}), true},
-		"v1":                {v1.with(machine{"sys/fs/cgroup/memory/release_agent": "\n"}), false},
-		"v1, a container's": {v1, true},
-		"none":              {machine{}, false},
-	} {
-		err := CheckCgroupRoot(MemoryCgroupVersion(test.boot(t).path("sys")))
-		if errors.Is(err, ErrCgroupNamespace) != test.foreign {
-			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
@@ -217,7 +201,7 @@ func TestContainersCgroupIsNotTheNodes(t *testing.T) {
 		if got, want := snap.Signals[MemoryAvailable], observe(12*gi, 32*gi); got != want {
 			t.Errorf("%s: %+v, want %+v", name, got, want)
 		}
-		if n := strings.Count(log.String(), ErrCgroupNamespace.Error()); n != 1 {
+		if n := strings.Count(log.String(), cgroup.ErrNamespace.Error()); n != 1 {
 			t.Errorf("%s: said %d times:\n%s", name, n, log.String())
 		}
 	}
@@ -232,22 +216,22 @@ func TestRealCgroupNamespace(t *testing.T) {
 	}
 	const envDir = "NODEPROBE_SYSFS"
 	if dir := os.Getenv(envDir); dir != "" {
-		must(t, unix.Mount("nodeprobe-test", filepath.Join(dir, "fs/cgroup/memory"), "cgroup", 0, "memory"))
+		probetest.Must(t, unix.Mount("nodeprobe-test", filepath.Join(dir, "fs/cgroup/memory"), "cgroup", 0, "memory"))
 		cfg := realConfig()
 		cfg.Sysfs = dir
 		s, err := New(cfg)
-		must(t, err)
+		probetest.Must(t, err)
 		defer s.Close()
 		snap := s.Sample()
-		report(t, found{snap.Memory.CgroupOK, snap.Memory.WorkingSet, errText(CheckCgroupRoot(MemoryCgroupVersion(dir)))})
+		report(t, found{snap.Memory.CgroupOK, snap.Memory.WorkingSet, probetest.ErrText(cgroup.CheckRoot(cgroup.Memory(filepath.Join(dir, "fs/cgroup"))))})
 		return
 	}
-	root, version := MemoryCgroupVersion("/sys")
-	if version != CgroupV1 || CheckCgroupRoot(root, version) != nil {
+	root, version := cgroup.Memory("/sys/fs/cgroup")
+	if version != cgroup.V1 || cgroup.CheckRoot(root, version) != nil {
 		t.Skipf("needs the root of a memory controller of cgroup v1, which can be mounted once more")
 	}
 	sysfs := t.TempDir()
-	must(t, os.MkdirAll(filepath.Join(sysfs, "fs/cgroup/memory"), 0o755))
+	probetest.Must(t, os.MkdirAll(filepath.Join(sysfs, "fs/cgroup/memory"), 0o755))
 	t.Setenv(envDir, sysfs)
 	group := filepath.Join(root, "nodeprobe-test-"+filepath.Base(filepath.Dir(sysfs)))
 	if err := os.Mkdir(group, 0o755); err != nil {
@@ -264,13 +248,13 @@ func TestRealCgroupNamespace(t *testing.T) {
 	var got found
 	inNamespace(t, group, &got, "--cgroup", "--mount")
 	s, err := New(realConfig())
-	must(t, err)
+	probetest.Must(t, err)
 	defer s.Close()
 	// Its own cgroup has some MiB.
 	if here := s.Sample().Memory; got.OK && got.WorkingSet < here.WorkingSet/2 {
 		t.Errorf("the node uses %d MiB, and in the namespace it seems to use %d", here.WorkingSet>>20, got.WorkingSet>>20)
 	}
-	if !strings.Contains(got.Error, ErrCgroupNamespace.Error()) {
+	if !strings.Contains(got.Error, cgroup.ErrNamespace.Error()) {
 		t.Errorf("not noticed: %q", got.Error)
 	}
 }

@@ -9,6 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/probe/cgroup"
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
@@ -22,10 +25,10 @@ type figures map[string]float64
 func oracle(t *testing.T, proc, sys string) figures {
 	t.Helper()
 	fs, err := procfs.NewFS(proc)
-	must(t, err)
+	probetest.Must(t, err)
 	f := figures{}
 	mem, err := fs.Meminfo()
-	must(t, err)
+	probetest.Must(t, err)
 	for name, p := range map[string]*uint64{
 		"MemTotal": mem.MemTotalBytes, "MemFree": mem.MemFreeBytes, "MemAvailable": mem.MemAvailableBytes,
 		"SwapTotal": mem.SwapTotalBytes, "SwapFree": mem.SwapFreeBytes,
@@ -50,25 +53,25 @@ func oracle(t *testing.T, proc, sys string) figures {
 	}
 	for name, file := range map[string]string{"pid_max": "kernel/pid_max", "threads-max": "kernel/threads-max"} {
 		n, err := fs.SysctlInts(file)
-		must(t, err)
+		probetest.Must(t, err)
 		f[name] = float64(n[0])
 	}
 	f["TasksMax"] = min(f["pid_max"], f["threads-max"])
 	delete(f, "pid_max")
 	delete(f, "threads-max")
 	b, err := os.ReadFile(filepath.Join(proc, "loadavg"))
-	must(t, err)
+	probetest.Must(t, err)
 	f["Tasks"] = number(t, strings.Split(strings.Fields(string(b))[3], "/")[1])
 	table(t, f, filepath.Join(proc, "vmstat"), "oom_kill")
-	switch dir, version := MemoryCgroupVersion(sys); version {
-	case CgroupV1:
+	switch dir, version := cgroup.Memory(filepath.Join(sys, "fs/cgroup")); version {
+	case cgroup.V1:
 		table(t, f, filepath.Join(dir, "memory.stat"), "total_inactive_file")
 		f["inactive_file"] = f["total_inactive_file"]
 		delete(f, "total_inactive_file")
 		b, err := os.ReadFile(filepath.Join(dir, "memory.usage_in_bytes"))
-		must(t, err)
+		probetest.Must(t, err)
 		f["usage"] = number(t, strings.TrimSpace(string(b)))
-	case CgroupV2:
+	case cgroup.V2:
 		table(t, f, filepath.Join(dir, "memory.stat"), "anon", "file", "inactive_file")
 		f["usage"] = f["anon"] + f["file"]
 		delete(f, "anon")
@@ -83,7 +86,7 @@ func oracle(t *testing.T, proc, sys string) figures {
 func number(t *testing.T, text string) float64 {
 	t.Helper()
 	n, err := strconv.ParseInt(text, 10, 64)
-	must(t, err)
+	probetest.Must(t, err)
 	return float64(n)
 }
 
@@ -91,7 +94,7 @@ func number(t *testing.T, text string) float64 {
 func table(t *testing.T, f figures, path string, names ...string) {
 	t.Helper()
 	b, err := os.ReadFile(path)
-	must(t, err)
+	probetest.Must(t, err)
 	for line := range strings.Lines(string(b)) {
 		for _, name := range names {
 			if key, value, _ := strings.Cut(strings.TrimSpace(line), " "); key == name {
@@ -144,7 +147,7 @@ func TestOracleAgreesOnFixtures(t *testing.T) {
 		"cpu without full": fullMachine.with(machine{"proc/pressure/cpu": strings.SplitAfter(stallText, "\n")[0]}),
 	} {
 		n := m.boot(t)
-		if d := cmp.Diff(oracle(t, n.path("proc"), n.path("sys")), ours(n.sampler(t).Sample())); d != "" {
+		if d := cmp.Diff(oracle(t, n.Path("proc"), n.Path("sys")), ours(n.sampler(t).Sample())); d != "" {
 			t.Errorf("%s (-procfs +ours):\n%s", name, d)
 		}
 	}
@@ -160,7 +163,7 @@ var apart = map[string]float64{"usage": 1 << 20, "inactive_file": 1 << 20, "work
 // it gets some chances.
 func TestOracleAgreesOnThisMachine(t *testing.T) {
 	s, err := New(realConfig())
-	must(t, err)
+	probetest.Must(t, err)
 	defer s.Close()
 	wrong := map[string]string{}
 	for try := range 200 {
@@ -205,13 +208,13 @@ func names(f figures) map[string]bool {
 // sysinfo(2) counts the same tasks, in 16 bits.
 func TestTasksAgreeWithSysinfo(t *testing.T) {
 	s, err := New(realConfig())
-	must(t, err)
+	probetest.Must(t, err)
 	defer s.Close()
 	var before, after unix.Sysinfo_t
 	for range 200 {
-		must(t, unix.Sysinfo(&before))
+		probetest.Must(t, unix.Sysinfo(&before))
 		total := uint16(s.Sample().Tasks.Total)
-		must(t, unix.Sysinfo(&after))
+		probetest.Must(t, unix.Sysinfo(&after))
 		if total >= min(before.Procs, after.Procs) && total <= max(before.Procs, after.Procs) {
 			return
 		}

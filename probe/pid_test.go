@@ -3,6 +3,8 @@ package probe
 import (
 	"strings"
 	"testing"
+
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
 )
 
 func TestParseLoadavg(t *testing.T) {
@@ -29,7 +31,7 @@ func TestParseLoadavg(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			running, total, err := parseLoadavg([]byte(test.text))
-			checkError(t, err, test.err)
+			probetest.CheckError(t, err, test.err)
 			if running != test.running || total != test.total {
 				t.Errorf("%d/%d, want %d/%d", running, total, test.running, test.total)
 			}
@@ -52,7 +54,7 @@ func TestTaskLimitIsTheSmaller(t *testing.T) {
 		{"0\n", "127000\n", 127000},
 	} {
 		n := machine{"proc/sys/kernel/pid_max": test.pidMax, "proc/sys/kernel/threads-max": test.threadsMax}.boot(t)
-		r := newTaskReader(n.path("proc"))
+		r := newTaskReader(n.Path("proc"))
 		got, err := r.readLimit()
 		r.close()
 		if got != test.want {

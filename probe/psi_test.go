@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
+
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -64,7 +66,7 @@ func TestParseStall(t *testing.T) {
 // is gone altogether cannot be told from a kernel without it.
 func TestTruncatedStall(t *testing.T) {
 	want, err := parseStall([]byte(stallText))
-	must(t, err)
+	probetest.Must(t, err)
 	for i := range stallText {
 		got, err := parseStall([]byte(stallText[:i]))
 		if err == nil && (got.Some != want.Some || got.FullOK) {
@@ -83,12 +85,12 @@ func turnedOff(t *testing.T) string {
 		group = filepath.Join("/sys/fs/cgroup", filepath.Base(group))
 	}
 	if err := os.Mkdir(group, 0o755); err != nil {
-		lacking(t, "make cgroup: %v", err)
+		probetest.Lacking(t, "make cgroup: %v", err)
 	}
 	t.Cleanup(func() { os.Remove(group) })
 	// Processes of a threaded cgroup are listed in its nearest domain only.
 	if err := os.WriteFile(filepath.Join(group, "cgroup.type"), []byte("threaded"), 0); err != nil {
-		lacking(t, "make threaded cgroup: %v", err)
+		probetest.Lacking(t, "make threaded cgroup: %v", err)
 	}
 	return filepath.Join(group, "cgroup.procs")
 }
@@ -97,13 +99,13 @@ func turnedOff(t *testing.T) string {
 // no error is counted, and it is said once.
 func TestSampleWithoutPSI(t *testing.T) {
 	for name, spoil := range map[string]func(t *testing.T, n node){
-		"no directory": func(t *testing.T, n node) { n.remove(t, "proc/pressure") },
+		"no directory": func(t *testing.T, n node) { n.Remove(t, "proc/pressure") },
 		"turned off": func(t *testing.T, n node) {
 			off := turnedOff(t)
 			for i := range NumResources {
 				path := "proc/pressure/" + Resource(i).String()
-				n.remove(t, path)
-				must(t, os.Symlink(off, n.path(path)))
+				n.Remove(t, path)
+				probetest.Must(t, os.Symlink(off, n.Path(path)))
 			}
 		},
 	} {
@@ -120,8 +122,8 @@ func TestSampleWithoutPSI(t *testing.T) {
 				got := *resample(s)
 				for i := range NumResources {
 					err := got.Pressure[i].Err
-					checkError(t, err, errors.ErrUnsupported)
-					if !strings.Contains(errText(err), "psi=1") {
+					probetest.CheckError(t, err, errors.ErrUnsupported)
+					if !strings.Contains(probetest.ErrText(err), "psi=1") {
 						t.Errorf("%v does not say what to do", err)
 					}
 					want.Pressure[i] = Stall{Err: err}
@@ -143,9 +145,9 @@ func TestSampleWithoutPSI(t *testing.T) {
 			}
 
 			// It is looked for again with what rarely changes.
-			n.remove(t, "proc/pressure")
+			n.Remove(t, "proc/pressure")
 			for i := range NumResources {
-				n.write(t, "proc/pressure/"+Resource(i).String(), stallText)
+				n.Write(t, "proc/pressure/"+Resource(i).String(), stallText)
 			}
 			if d := diff(fullSnapshot(), *resample(s)); d != "" {
 				t.Errorf("turned on (-want +got):\n%s", d)
@@ -163,7 +165,7 @@ func TestMissingPressureFileIsAnError(t *testing.T) {
 	} {
 		snap := n.sampler(t).Sample()
 		for _, err := range []error{snap.Errors[SourcePressureCPU], snap.Pressure[CPU].Err} {
-			checkError(t, err, fs.ErrNotExist)
+			probetest.CheckError(t, err, fs.ErrNotExist)
 			if errors.Is(err, errors.ErrUnsupported) {
 				t.Errorf("%s: %v", name, err)
 			}

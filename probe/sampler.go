@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/probe/cgroup"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
@@ -202,7 +203,7 @@ func (s *Sampler) Sample() *Snapshot {
 		s.machineRead, remount = snap.Time, true
 		s.memory.discover(s.cfg.cgroupfs())
 		s.tasks.discover()
-		s.noteCgroupRoot(CheckCgroupRoot(s.memory.root, s.memory.version))
+		s.noteCgroupRoot(cgroup.CheckRoot(s.memory.root, s.memory.version))
 		s.stalls.discover()
 	}
 	s.memory.read(snap)

@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -181,21 +183,21 @@ func TestHealthy(t *testing.T) {
 		s := n.sampler(t)
 		defer s.Close()
 		const most = 3*10*time.Second + 2*defaultStatfsTimeout
-		checkError(t, s.Healthy(), errNoSample)
+		probetest.CheckError(t, s.Healthy(), errNoSample)
 		s.Sample()
-		checkError(t, s.Healthy(), nil)
+		probetest.CheckError(t, s.Healthy(), nil)
 		time.Sleep(most)
-		checkError(t, s.Healthy(), nil)
+		probetest.CheckError(t, s.Healthy(), nil)
 		time.Sleep(time.Second)
-		checkError(t, s.Healthy(), nil) // or has the machine stood still?
+		probetest.CheckError(t, s.Healthy(), nil) // or has the machine stood still?
 		time.Sleep(defaultStatfsTimeout - 1)
-		checkError(t, s.Healthy(), nil)
+		probetest.CheckError(t, s.Healthy(), nil)
 		time.Sleep(time.Nanosecond)
 		if err := s.Healthy(); err == nil || !strings.Contains(err.Error(), "37s old") {
 			t.Errorf("error %v", err)
 		}
 		s.Sample()
-		checkError(t, s.Healthy(), nil)
+		probetest.CheckError(t, s.Healthy(), nil)
 	})
 }
 
@@ -210,7 +212,7 @@ func TestHealthyAfterPause(t *testing.T) {
 		for range 3 {
 			s.Sample()
 			time.Sleep(8 * time.Hour)
-			checkError(t, s.Healthy(), nil)
+			probetest.CheckError(t, s.Healthy(), nil)
 		}
 		time.Sleep(defaultStatfsTimeout)
 		if err := s.Healthy(); err == nil || !strings.Contains(err.Error(), "8h0m2s old") {
@@ -240,7 +242,7 @@ func TestHealthyBeforeFirstSample(t *testing.T) {
 		close(kernel)
 		time.Sleep(leastPause)
 		synctest.Wait()
-		checkError(t, s.Healthy(), nil)
+		probetest.CheckError(t, s.Healthy(), nil)
 		cancel()
 		<-done
 	})
@@ -272,7 +274,7 @@ func TestLastIsACopy(t *testing.T) {
 	if !ok {
 		t.Fatal("no snapshot after a sample")
 	}
-	n.write(t, "proc/loadavg", "0 0 0 5/6 7\n")
+	n.Write(t, "proc/loadavg", "0 0 0 5/6 7\n")
 	s.Sample()
 	if d := diff(fullSnapshot(), before); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
@@ -289,8 +291,8 @@ func TestFactsAreReadOnceAMinute(t *testing.T) {
 		s := n.sampler(t)
 		defer s.Close()
 		s.Sample()
-		n.write(t, "sys/devices/system/cpu/online", "0-7\n")
-		n.write(t, "etc/os-release", "PRETTY_NAME=new\n")
+		n.Write(t, "sys/devices/system/cpu/online", "0-7\n")
+		n.Write(t, "etc/os-release", "PRETTY_NAME=new\n")
 		time.Sleep(machineInterval - time.Nanosecond)
 		if d := diff(fullSnapshot(), *s.Sample()); d != "" {
 			t.Errorf("within a minute (-want +got):\n%s", d)

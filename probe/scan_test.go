@@ -7,6 +7,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nodeprobe/nodeprobe/probe/cgroup"
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
+
 	"github.com/google/go-cmp/cmp"
 )
 
@@ -57,8 +60,8 @@ var formats = []struct {
 	parse      func([]byte) (any, error)
 }{
 	{"meminfo", meminfoText, func(b []byte) (any, error) { return parseMeminfo(b) }},
-	{"memory.stat v1", statV1Text, func(b []byte) (any, error) { return parseStat(b, CgroupV1) }},
-	{"memory.stat v2", statV2Text, func(b []byte) (any, error) { return parseStat(b, CgroupV2) }},
+	{"memory.stat v1", statV1Text, func(b []byte) (any, error) { return parseStat(b, cgroup.V1) }},
+	{"memory.stat v2", statV2Text, func(b []byte) (any, error) { return parseStat(b, cgroup.V2) }},
 	{"vmstat", vmstatText, func(b []byte) (any, error) { return parseVmstat(b) }},
 	{"loadavg", loadavgText, func(b []byte) (any, error) {
 		running, total, err := parseLoadavg(b)
@@ -89,7 +92,7 @@ func parseMeminfo(b []byte) (meminfo, error) {
 }
 
 // parseStat returns the cgroup's inactive file cache.
-func parseStat(b []byte, version CgroupVersion) (int64, error) {
+func parseStat(b []byte, version cgroup.Version) (int64, error) {
 	var c memoryCgroup
 	c.locate("/cgroup", version)
 	err := parseTable(b, c.table)
@@ -224,7 +227,7 @@ func TestParseUint(t *testing.T) {
 		"9223372036854775808": errRange, "92233720368547758070": errRange, "99999999999999999999999999": errRange,
 	} {
 		_, err := parseUint([]byte(text))
-		checkError(t, err, want)
+		probetest.CheckError(t, err, want)
 	}
 }
 
@@ -241,6 +244,6 @@ func TestParsePercent(t *testing.T) {
 		"-0.01": errNegative, "101.00": errRange, "0.1234567890": errRange, "9223372036854775807.00": errRange,
 	} {
 		_, err := parsePercent([]byte(text))
-		checkError(t, err, want)
+		probetest.CheckError(t, err, want)
 	}
 }

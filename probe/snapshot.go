@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/probe/mount"
 )
 
 // Snapshot is everything that one sample found out about the node. It is a
@@ -100,6 +101,9 @@ type Filesystem struct {
 	// change.
 	Mount Mount
 }
+
+// Mount is a line of the node's mount table.
+type Mount = mount.Info
 
 // Memory is the node's memory by two accounts, in bytes.
 type Memory struct {

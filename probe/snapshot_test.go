@@ -6,6 +6,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
 )
 
 const (
@@ -211,10 +213,10 @@ func TestSnapshotWithoutCgroups(t *testing.T) {
 	want := fullSnapshot()
 	want.Signals[AllocatableMemoryAvailable] = Observation{}
 	want.Memory.Usage, want.Memory.InactiveFile, want.Memory.WorkingSet, want.Memory.CgroupOK = 0, 0, 0, false
-	checkError(t, snap.Errors[SourceMemoryCgroup], fs.ErrNotExist)
+	probetest.CheckError(t, snap.Errors[SourceMemoryCgroup], fs.ErrNotExist)
 	want.Errors[SourceMemoryCgroup] = snap.Errors[SourceMemoryCgroup]
 	want.Signals[MemoryAvailable] = Observation{Err: snap.Signals[MemoryAvailable].Err}
-	checkError(t, snap.Signals[MemoryAvailable].Err, fs.ErrNotExist)
+	probetest.CheckError(t, snap.Signals[MemoryAvailable].Err, fs.ErrNotExist)
 	if d := diff(want, snap); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}
@@ -238,27 +240,6 @@ func TestSnapshotOfNothing(t *testing.T) {
 			if !errors.Is(err, os.ErrNotExist) {
 				t.Errorf("%s: %v", src, err)
 			}
-		}
-	}
-}
-
-func TestMemoryCgroupVersion(t *testing.T) {
-	for _, test := range []struct {
-		machine
-		dir  string
-		want CgroupVersion
-		name string
-	}{
-		{fullMachine, "sys/fs/cgroup", CgroupV2, "v2"},
-		{fullMachine.v1(), "sys/fs/cgroup/memory", CgroupV1, "v1"},
-		{machine{"sys/fs/cgroup/unified/memory.stat": ""}, "sys/fs/cgroup/unified", CgroupV2, "v2"},
-		{machine{"sys/fs/cgroup/memory/tasks": ""}, "sys/fs/cgroup", CgroupNone, "none"},
-		{machine{}, "sys/fs/cgroup", CgroupNone, "none"},
-	} {
-		n := test.machine.boot(t)
-		dir, got := MemoryCgroupVersion(n.path("sys"))
-		if dir != n.path(test.dir) || got != test.want || got.String() != test.name {
-			t.Errorf("%s, %s; want %s, %s", dir, got, test.dir, test.name)
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/bpf"
 	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/notify"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 	podusage "github.com/nodeprobe/nodeprobe/probe/usage"
 )
@@ -22,7 +23,7 @@ import (
 type daemon struct {
 	sensor     *bpf.Sensor
 	sampler    *probe.Sampler
-	notifier   *probe.Notifier
+	notifier   *notify.Notifier
 	monitor    *monitor
 	limits     *kernelLimits
 	thresholds []pressure.Threshold
@@ -92,7 +93,7 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 	d.limits = &kernelLimits{watch: d.sensor.Watch, levels: d.sensor.Levels, open: openDirectory, log: log}
 	d.monitor.watch = d.limits.update
 	reg.MustRegister(tierCollector{d.monitor, d.sensor.Hooks()})
-	if d.notifier, err = probe.NewNotifier(probe.NotifierConfig{Procfs: paths.procfs, Sysfs: paths.sysfs, Logger: log}); err != nil {
+	if d.notifier, err = notify.New(notify.Config{Procfs: paths.procfs, Sysfs: paths.sysfs, Logger: log}); err != nil {
 		return d, fmt.Errorf("set up notifier: %w", err)
 	}
 	record := func(string, string, string) {}

@@ -21,6 +21,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/cri"
 	"github.com/nodeprobe/nodeprobe/probe/logind"
+	"github.com/nodeprobe/nodeprobe/probe/volume"
 	"github.com/nodeprobe/nodeprobe/status"
 )
 
@@ -35,7 +36,7 @@ type owner struct {
 	runtime     *cri.Sampler
 	known       atomic.Pointer[status.Runtime] // what it told last; nil if that is old
 	mostImages  int
-	volumes     *probe.VolumeSampler
+	volumes     *volume.Sampler
 	inUse       atomic.Pointer[status.Volumes]
 	csiNode     *csiNode            // nil unless it is asked for
 	configured  status.VolumeLimits // which win over what the CSINode has

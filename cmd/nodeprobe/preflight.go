@@ -17,7 +17,9 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/bpf"
 	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/cgroup"
 	"github.com/nodeprobe/nodeprobe/probe/cri"
+	"github.com/nodeprobe/nodeprobe/probe/notify"
 )
 
 func newPreflightCommand(p *paths) *cobra.Command {
@@ -107,7 +109,7 @@ func preflight(ctx context.Context, cfg *config, paths paths) ([]finding, error)
 		}
 		findings = append(findings, findSource(probe.Source(i), err))
 	}
-	notifier, err := probe.NewNotifier(probe.NotifierConfig{Procfs: paths.procfs, Sysfs: paths.sysfs})
+	notifier, err := notify.New(notify.Config{Procfs: paths.procfs, Sysfs: paths.sysfs})
 	if err != nil {
 		return nil, err
 	}
@@ -133,11 +135,11 @@ func preflight(ctx context.Context, cfg *config, paths paths) ([]finding, error)
 	return findings, nil
 }
 
-func findNotification(s probe.NotifySource) finding {
+func findNotification(s notify.Source) finding {
 	f := finding{What: "wake-up " + s.Name, Outcome: outcomeOK, Detail: s.Detail}
 	switch {
 	case s.Active:
-	case s.Cause == probe.NotifyCgroup: // a node need not have pods
+	case s.Cause == notify.Cgroup: // a node need not have pods
 		f.Outcome, f.Detail, f.Remedy = outcomeOff, s.Err.Error(), "comes with a kubelet's pods, on cgroup v2"
 	default:
 		f.Outcome, f.Detail, f.Remedy = outcomeMissing, s.Err.Error(), s.Remedy
@@ -230,20 +232,21 @@ func effectiveCapabilities(path string) (uint64, error) {
 }
 
 func findCgroup(sysfs string) finding {
-	dir, version := probe.MemoryCgroupVersion(sysfs)
+	cgroupfs := filepath.Join(sysfs, "fs/cgroup")
+	dir, version := cgroup.Memory(cgroupfs)
 	switch {
-	case version == probe.CgroupNone && probe.HasCgroups(sysfs):
+	case version == cgroup.None && cgroup.Mounted(cgroupfs):
 		return finding{
 			"memory cgroup", outcomeMissing, "no memory controller below " + dir,
 			"boot with cgroup_enable=memory (cgroup v2: Linux 5.8); the limit on all pods is missing without it",
 		}
-	case version == probe.CgroupNone:
+	case version == cgroup.None:
 		return finding{
 			"memory cgroup", outcomeFails, "no memory controller below " + dir,
 			"mount the host's /sys/fs/cgroup; memory.available cannot be read without it",
 		}
 	}
-	if err := probe.CheckCgroupRoot(dir, version); err != nil {
+	if err := cgroup.CheckRoot(dir, version); err != nil {
 		return finding{
 			"memory cgroup", outcomeMissing, err.Error(),
 			"mount the node's /sys, in a pod as a hostPath volume, and name it in --path.sysfs; " +

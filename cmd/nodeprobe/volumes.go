@@ -13,13 +13,13 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/volume"
 	"github.com/nodeprobe/nodeprobe/status"
 )
 
 // newVolumes returns what finds the volumes in use.
-func newVolumes(cfg *config, paths paths, log *slog.Logger, reg prometheus.Registerer) (*probe.VolumeSampler, error) {
-	sampler, err := probe.NewVolumeSampler(probe.VolumesConfig{
+func newVolumes(cfg *config, paths paths, log *slog.Logger, reg prometheus.Registerer) (*volume.Sampler, error) {
+	sampler, err := volume.New(volume.Config{
 		Procfs: paths.procfs, Rootfs: paths.rootfs, RootDirectory: cfg.RootDirectory,
 		Timeout: cfg.StatfsTimeout, Logger: log, Registerer: reg,
 	})
@@ -30,7 +30,7 @@ func newVolumes(cfg *config, paths paths, log *slog.Logger, reg prometheus.Regis
 }
 
 // volumeFacts puts the volumes in use into the Node's words; nil if none are known.
-func volumeFacts(v probe.Volumes) *status.Volumes {
+func volumeFacts(v volume.Snapshot) *status.Volumes {
 	if !v.Known {
 		return nil
 	}

@@ -9,22 +9,22 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/volume"
 	"github.com/nodeprobe/nodeprobe/status"
 )
 
 func TestVolumeFacts(t *testing.T) {
-	volumes := []probe.Volume{{Driver: "d", Handle: "a"}}
+	volumes := []volume.Volume{{Driver: "d", Handle: "a"}}
 	inUse := []v1.UniqueVolumeName{"kubernetes.io/csi/d^a"}
 	for _, test := range []struct {
 		name string
-		in   probe.Volumes
+		in   volume.Snapshot
 		want *status.Volumes
 	}{
-		{"not known", probe.Volumes{Err: errors.New("no answer")}, nil},
-		{"none", probe.Volumes{Known: true}, &status.Volumes{InUse: []v1.UniqueVolumeName{}}},
-		{"one", probe.Volumes{Known: true, InUse: volumes}, &status.Volumes{InUse: inUse}},
-		{"one, perhaps more", probe.Volumes{Known: true, InUse: volumes, Err: errors.New("broken")}, &status.Volumes{InUse: inUse, Partial: true}},
+		{"not known", volume.Snapshot{Err: errors.New("no answer")}, nil},
+		{"none", volume.Snapshot{Known: true}, &status.Volumes{InUse: []v1.UniqueVolumeName{}}},
+		{"one", volume.Snapshot{Known: true, InUse: volumes}, &status.Volumes{InUse: inUse}},
+		{"one, perhaps more", volume.Snapshot{Known: true, InUse: volumes, Err: errors.New("broken")}, &status.Volumes{InUse: inUse, Partial: true}},
 	} {
 		if d := cmp.Diff(test.want, volumeFacts(test.in)); d != "" {
 			t.Errorf("%s (-want +got):\n%s", test.name, d)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/bpf"
 	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/notify"
 )
 
 // refreshInterval is how often the notifier looks for sources that have come,
@@ -38,17 +39,17 @@ func (d *daemon) wake(cause probe.Cause) {
 }
 
 // notified turns what the kernel hints at into a sample taken at once.
-func (d *daemon) notified(cause probe.NotifyCause) {
+func (d *daemon) notified(cause notify.Cause) {
 	switch cause {
-	case probe.NotifyMounts:
+	case notify.Mounts:
 		d.limits.stale.Store(true)
 		d.wake(probe.CauseMounts)
 		if d.writer != nil {
 			d.writer.mountsChanged()
 		}
-	case probe.NotifyCgroup:
+	case notify.Cgroup:
 		d.wake(probe.CauseCgroup)
-	case probe.NotifyLimits:
+	case notify.Limits:
 		d.wake(probe.CauseLimits)
 	default:
 		d.wake(probe.CauseStall)

@@ -6,9 +6,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/probe/cgroup"
+
 	"github.com/nodeprobe/nodeprobe/bpf"
 	"github.com/nodeprobe/nodeprobe/internal/printable"
-	"github.com/nodeprobe/nodeprobe/probe"
 )
 
 // victim is a process that was killed, as far as it is known. All names are printable:
@@ -17,22 +18,22 @@ type victim struct {
 	*bpf.Event
 	process   string
 	cgroup    string // "" if it is gone
-	container probe.Container
-	name      probe.PodName // of pod and container; "" where not known
+	container cgroup.Container
+	name      cgroup.PodName // of pod and container; "" where not known
 }
 
 // identify looks up the victim's cgroup, and its pod and container if it has any.
-func identify(cgroupfs string, names func(probe.Container) probe.PodName, e *bpf.Event) victim {
+func identify(cgroupfs string, names func(cgroup.Container) cgroup.PodName, e *bpf.Event) victim {
 	v := victim{Event: e, process: printable.Text(e.Name())}
-	path, err := probe.CgroupPath(cgroupfs, e.CgroupID)
+	path, err := cgroup.Path(cgroupfs, e.CgroupID)
 	if err != nil {
 		return v
 	}
-	container, _ := probe.ParseContainer(path)
+	container, _ := cgroup.Parse(path)
 	name := names(container)
 	v.cgroup = printable.Text(path)
-	v.container = probe.Container{PodUID: printable.Text(container.PodUID), ID: printable.Text(container.ID)}
-	v.name = probe.PodName{
+	v.container = cgroup.Container{PodUID: printable.Text(container.PodUID), ID: printable.Text(container.ID)}
+	v.name = cgroup.PodName{
 		Namespace: printable.Text(name.Namespace),
 		Pod:       printable.Text(name.Pod),
 		Container: printable.Text(name.Container),
@@ -45,13 +46,13 @@ const nameTimeout = 100 * time.Millisecond
 
 // boundedNames returns a function that calls find, but waits no longer than nameTimeout.
 // While a call hangs, it returns no names and makes no further calls.
-func boundedNames(find func(probe.Container) probe.PodName) func(probe.Container) probe.PodName {
+func boundedNames(find func(cgroup.Container) cgroup.PodName) func(cgroup.Container) cgroup.PodName {
 	var busy atomic.Bool
-	return func(c probe.Container) probe.PodName {
+	return func(c cgroup.Container) cgroup.PodName {
 		if !busy.CompareAndSwap(false, true) {
-			return probe.PodName{}
+			return cgroup.PodName{}
 		}
-		answer := make(chan probe.PodName, 1)
+		answer := make(chan cgroup.PodName, 1)
 		go func() {
 			name := find(c)
 			busy.Store(false)
@@ -61,7 +62,7 @@ func boundedNames(find func(probe.Container) probe.PodName) func(probe.Container
 		case name := <-answer:
 			return name
 		case <-time.After(nameTimeout):
-			return probe.PodName{}
+			return cgroup.PodName{}
 		}
 	}
 }
@@ -73,10 +74,10 @@ func (v victim) attrs() []any {
 		return append(attrs, "cgroup", v.CgroupID)
 	}
 	attrs = append(attrs, "cgroup", v.cgroup)
-	if v.container != (probe.Container{}) {
+	if v.container != (cgroup.Container{}) {
 		attrs = append(attrs, "pod", v.container.PodUID, "container", v.container.ID)
 	}
-	if v.name != (probe.PodName{}) {
+	if v.name != (cgroup.PodName{}) {
 		attrs = append(attrs, "podNamespace", v.name.Namespace, "podName", v.name.Pod, "containerName", v.name.Container)
 	}
 	return attrs

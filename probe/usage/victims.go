@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/probe/cgroup"
+
 	"github.com/nodeprobe/nodeprobe/bpf"
 	"github.com/nodeprobe/nodeprobe/probe"
 )
@@ -39,7 +41,7 @@ type VictimsConfig struct {
 // Killed and Counted may be called by different goroutines.
 type Victims struct {
 	cfg   VictimsConfig
-	names func(probe.Container) probe.PodName
+	names func(cgroup.Container) cgroup.PodName
 
 	mu       sync.Mutex // guards the rest
 	counted  bool       // whether there was a count yet
@@ -50,7 +52,7 @@ type Victims struct {
 
 // NewVictims returns Victims that have seen no kill yet. It reads nothing.
 func NewVictims(cfg VictimsConfig) *Victims {
-	return &Victims{cfg: cfg, names: boundedNames(func(c probe.Container) probe.PodName { return c.Name(cfg.Rootfs) })}
+	return &Victims{cfg: cfg, names: boundedNames(func(c cgroup.Container) cgroup.PodName { return c.Name(cfg.Rootfs) })}
 }
 
 // Killed reports the victim of an event of kind [bpf.OOMKill]. It reads the victim's

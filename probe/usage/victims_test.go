@@ -20,12 +20,13 @@ import (
 	"github.com/nodeprobe/nodeprobe/bpf"
 	"github.com/nodeprobe/nodeprobe/internal/printable"
 	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/cgroup"
 )
 
 // A victim is named as well as can be: by pod and container, by the path of its
 // cgroup, or by what is left when that is gone.
 func TestVictim(t *testing.T) {
-	root, _ := probe.MemoryCgroupVersion("/sys")
+	root, _ := cgroup.Memory("/sys/fs/cgroup")
 	top, err := os.MkdirTemp(root, "nodeprobe-test-") //nolint:usetesting // a cgroup must be made in cgroupfs
 	if err != nil {
 		if os.Getenv("NODEPROBE_REQUIRE") == "1" {
@@ -63,7 +64,7 @@ func TestVictim(t *testing.T) {
 		return &bpf.Event{PID: 7, Comm: [16]byte{'h', 'o', 'g'}, CgroupID: st.Ino, Scope: scope}
 	}
 	rootfs := t.TempDir()
-	names := func(c probe.Container) probe.PodName { return c.Name(rootfs) }
+	names := func(c cgroup.Container) cgroup.PodName { return c.Name(rootfs) }
 	if err := os.MkdirAll(filepath.Join(rootfs, "var/log/pods/team-a_web-0_1a1b2c3d-0000-4000-8000-00000000abcd/server"), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -204,14 +205,14 @@ func TestNamesOfAHungDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hang := make(chan struct{})
 		var lookups atomic.Int32
-		find := boundedNames(func(c probe.Container) probe.PodName {
+		find := boundedNames(func(c cgroup.Container) cgroup.PodName {
 			lookups.Add(1)
 			<-hang
-			return probe.PodName{Pod: c.ID}
+			return cgroup.PodName{Pod: c.ID}
 		})
 		begin := time.Now()
 		for range 3 {
-			if got := find(probe.Container{ID: "a"}); got != (probe.PodName{}) {
+			if got := find(cgroup.Container{ID: "a"}); got != (cgroup.PodName{}) {
 				t.Errorf("got %v", got)
 			}
 		}
@@ -220,7 +221,7 @@ func TestNamesOfAHungDisk(t *testing.T) {
 		}
 		close(hang)
 		synctest.Wait()
-		if got := find(probe.Container{ID: "b"}); got.Pod != "b" {
+		if got := find(cgroup.Container{ID: "b"}); got.Pod != "b" {
 			t.Errorf("when it answers again: %v", got)
 		}
 	})

@@ -166,7 +166,7 @@ func TestNothingMountedIsDetached(t *testing.T) {
 	root.write("mounted", "garbage")
 	a.Stop()
 	a = n.startReady()
-	waitLogged(t, a, "volumes in use cannot be told; none is taken for unused meanwhile", 0)
+	waitLogged(t, a, "volumes in use cannot be read; keeping those known before", 0)
 	c.deletePod("second")
 	c.waitDetached("second")
 	c.mustBeAttached("unknown", "mounted")

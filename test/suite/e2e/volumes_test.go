@@ -125,7 +125,7 @@ func TestVolumesInUse(t *testing.T) {
 	root.write("a", "garbage")
 	root.mount("c")
 	n.waitInUse("a", "c")
-	waitLogged(t, a, "volumes in use cannot be told; none is taken for unused meanwhile", 0)
+	waitLogged(t, a, "volumes in use cannot be read; keeping those known before", 0)
 	history := n.follow()
 	a.Stop()
 	root.mount("d")

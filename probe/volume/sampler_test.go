@@ -1,4 +1,4 @@
-package probe
+package volume
 
 import (
 	"context"
@@ -14,13 +14,15 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// volumeScene is a VolumeSampler on a node of the test's making.
-type volumeScene struct {
-	*VolumeSampler
+// scene is a Sampler on a node of the test's making.
+type scene struct {
+	*Sampler
 	t    *testing.T
 	logs strings.Builder
 
@@ -34,19 +36,19 @@ type volumeScene struct {
 	reg     *prometheus.Registry
 }
 
-func newVolumeScene(t *testing.T) *volumeScene {
-	v := &volumeScene{t: t, data: map[string]any{}, reg: prometheus.NewRegistry()}
+func newScene(t *testing.T) *scene {
+	v := &scene{t: t, data: map[string]any{}, reg: prometheus.NewRegistry()}
 	var err error
-	v.VolumeSampler, err = NewVolumeSampler(VolumesConfig{
+	v.Sampler, err = New(Config{
 		Procfs: "/proc", Rootfs: "/", RootDirectory: "/var/lib/kubelet",
 		Logger: slog.New(slog.NewTextHandler(&v.logs, nil)), Registerer: v.reg,
 	})
-	must(t, err)
-	v.VolumeSampler.mounts, v.VolumeSampler.read = v.findMounts, v.readFile
+	probetest.Must(t, err)
+	v.mounts, v.read = v.findMounts, v.readFile
 	return v
 }
 
-func (v *volumeScene) findMounts() ([]volumeMount, error) {
+func (v *scene) findMounts() ([]volumeMount, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	mounted := v.mounted
@@ -60,7 +62,7 @@ func (v *volumeScene) findMounts() ([]volumeMount, error) {
 	return sortMounts(mounts), v.table
 }
 
-func (v *volumeScene) readFile(path string) (Volume, bool, error) {
+func (v *scene) readFile(path string) (Volume, bool, error) {
 	v.mu.Lock()
 	v.reads++
 	gate, content := v.gate, v.data[path]
@@ -75,21 +77,36 @@ func (v *volumeScene) readFile(path string) (Volume, bool, error) {
 }
 
 // set changes the node.
-func (v *volumeScene) set(change func()) {
+func (v *scene) set(change func()) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	change()
 }
 
 // want samples, and checks what is known then: the handles, and "partial" or not.
-func (v *volumeScene) want(name, want string) {
+func (v *scene) want(name, want string) {
 	v.t.Helper()
 	if got := describe(v.Sample(v.t.Context())); got != want {
 		v.t.Errorf("%s: got %s, want %s", name, got, want)
 	}
 }
 
-func describe(volumes Volumes) string {
+// scrape returns the values of the metrics whose names begin with prefix.
+func scrape(t *testing.T, reg *prometheus.Registry, prefix string) (values []string) {
+	t.Helper()
+	families, err := reg.Gather()
+	probetest.Must(t, err)
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if strings.HasPrefix(f.GetName(), prefix) {
+				values = append(values, fmt.Sprint(f.GetName(), " ", m.GetGauge().GetValue()+m.GetCounter().GetValue()))
+			}
+		}
+	}
+	return values
+}
+
+func describe(volumes Snapshot) string {
 	if !volumes.Known {
 		return "unknown"
 	}
@@ -105,7 +122,7 @@ func describe(volumes Volumes) string {
 
 // A volume that was known stays until everything could be read, without it.
 func TestVolumesSurviveErrors(t *testing.T) {
-	v := newVolumeScene(t)
+	v := newScene(t)
 	broken, gone := errors.New("read b: broken"), fmt.Errorf("read c: %w", fs.ErrNotExist)
 	if got := describe(v.Last()); got != "unknown" {
 		t.Errorf("before the first look: %s", got)
@@ -134,8 +151,8 @@ func TestVolumesSurviveErrors(t *testing.T) {
 		_, text, _ := strings.Cut(strings.TrimSpace(line), "msg=")
 		logged = append(logged, text)
 	}
-	warning := `"volumes in use cannot be told; none is taken for unused meanwhile" err="read b: broken"`
-	again := `"all volumes in use can be told again"`
+	warning := `"volumes in use cannot be read; keeping those known before" err="read b: broken"`
+	again := `"all volumes in use are known again"`
 	if d := cmp.Diff([]string{warning, again, warning, again}, logged); d != "" {
 		t.Errorf("logged (-want +got):\n%s", d)
 	}
@@ -146,13 +163,13 @@ func TestVolumesSurviveErrors(t *testing.T) {
 }
 
 func TestVolumesWithManyErrors(t *testing.T) {
-	v := newVolumeScene(t)
+	v := newScene(t)
 	for i := range 300 {
 		handle := fmt.Sprintf("%03d", i)
 		v.mounted = append(v.mounted, handle)
 		v.data[handle] = errors.New(handle + " is broken")
 	}
-	if err := v.Sample(t.Context()).Err; errText(err) != "000 is broken, and so in 299 more" {
+	if err := v.Sample(t.Context()).Err; probetest.ErrText(err) != "000 is broken, and so in 299 more" {
 		t.Errorf("error %v", err)
 	}
 }
@@ -160,7 +177,7 @@ func TestVolumesWithManyErrors(t *testing.T) {
 // What did not change is not read again, and a line that a table lacked once is no
 // volume gone.
 func TestVolumesAndTornTables(t *testing.T) {
-	v := newVolumeScene(t)
+	v := newScene(t)
 	v.mounted = []string{"a", "b"}
 	v.tables = [][]string{{"a"}}
 	v.want("the first table lacks one", "a b")
@@ -178,7 +195,7 @@ func TestVolumesAndTornTables(t *testing.T) {
 // A look that hangs is given up, and there is no second one meanwhile.
 func TestVolumesHang(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := newVolumeScene(t)
+		v := newScene(t)
 		v.mounted = []string{"a"}
 		hang := func() { v.set(func() { v.gate = make(chan struct{}) }) }
 		release := func() {
@@ -193,7 +210,7 @@ func TestVolumesHang(t *testing.T) {
 		}
 		took := time.Since(start)
 		release()
-		if took != defaultStatfsTimeout || v.reads != 1 {
+		if took != defaultTimeout || v.reads != 1 {
 			t.Errorf("took %s and %d reads, want one timeout and 1", took, v.reads)
 		}
 		v.want("released", "a")
@@ -210,7 +227,7 @@ func TestVolumesHang(t *testing.T) {
 // tells each change once, and ends although a look hangs.
 func TestVolumesRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := newVolumeScene(t)
+		v := newScene(t)
 		start := time.Now()
 		var told []string
 		ctx, cancel := context.WithCancelCause(t.Context())
@@ -258,16 +275,16 @@ func TestVolumesRun(t *testing.T) {
 }
 
 func TestVolumesConfigErrors(t *testing.T) {
-	good := VolumesConfig{Procfs: "/proc", Rootfs: "/", RootDirectory: "/r"}
-	for want, change := range map[string]func(*VolumesConfig){
-		`Procfs: "proc" is not an absolute path`:    func(c *VolumesConfig) { c.Procfs = "proc" },
-		`Rootfs: "" is not an absolute path`:        func(c *VolumesConfig) { c.Rootfs = "" },
-		`RootDirectory: "" is not an absolute path`: func(c *VolumesConfig) { c.RootDirectory = "" },
-		`Timeout: -1ns is negative`:                 func(c *VolumesConfig) { c.Timeout = -1 },
+	good := Config{Procfs: "/proc", Rootfs: "/", RootDirectory: "/r"}
+	for want, change := range map[string]func(*Config){
+		`Procfs: "proc" is not an absolute path`:    func(c *Config) { c.Procfs = "proc" },
+		`Rootfs: "" is not an absolute path`:        func(c *Config) { c.Rootfs = "" },
+		`RootDirectory: "" is not an absolute path`: func(c *Config) { c.RootDirectory = "" },
+		`Timeout: -1ns is negative`:                 func(c *Config) { c.Timeout = -1 },
 	} {
 		cfg := good
 		change(&cfg)
-		if _, err := NewVolumeSampler(cfg); errText(err) != want {
+		if _, err := New(cfg); probetest.ErrText(err) != want {
 			t.Errorf("error %v, want %s", err, want)
 		}
 	}
@@ -276,18 +293,18 @@ func TestVolumesConfigErrors(t *testing.T) {
 // A filesystem that hangs for real, in the kernel, keeps nobody waiting but a
 // goroutine.
 func TestRealHungVolumes(t *testing.T) {
-	f := newFuseServer(t, t.TempDir())
-	s, err := NewVolumeSampler(VolumesConfig{
-		Procfs: "/proc", Rootfs: "/", RootDirectory: filepath.Join(f.dir, "kubelet"), Timeout: 100 * time.Millisecond,
+	f := probetest.NewFUSE(t, t.TempDir())
+	s, err := New(Config{
+		Procfs: "/proc", Rootfs: "/", RootDirectory: filepath.Join(f.Dir, "kubelet"), Timeout: 100 * time.Millisecond,
 	})
-	must(t, err)
-	f.setSilent(true)
+	probetest.Must(t, err)
+	f.SetSilent(true)
 	for range 3 {
 		if v := s.Sample(t.Context()); v.Known || !errors.Is(v.Err, errSlow(100*time.Millisecond)) {
 			t.Errorf("got %+v", v)
 		}
 	}
-	f.setSilent(false)
+	f.SetSilent(false)
 	for deadline := time.Now().Add(30 * time.Second); !s.Sample(t.Context()).Known; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("no answer within 30 s")

@@ -1,4 +1,4 @@
-package probe
+package notify
 
 import (
 	"context"
@@ -11,13 +11,15 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/probe"
+
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 )
 
-func newTestNotifier(t *testing.T, cfg NotifierConfig) *Notifier {
+func newTestNotifier(t *testing.T, cfg Config) *Notifier {
 	t.Helper()
-	n, err := NewNotifier(cfg)
+	n, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -26,33 +28,33 @@ func newTestNotifier(t *testing.T, cfg NotifierConfig) *Notifier {
 
 func TestNotifyCauseNames(t *testing.T) {
 	names := map[string]bool{}
-	for i := range NumNotifyCauses {
-		names[NotifyCause(i).String()] = true
+	for i := range NumCauses {
+		names[Cause(i).String()] = true
 	}
-	if len(names) != NumNotifyCauses || names[""] {
+	if len(names) != NumCauses || names[""] {
 		t.Errorf("causes must have a name each: %v", names)
 	}
-	for i := range NumResources {
-		s := stallSource{trigger: StallTrigger{Resource: Resource(i)}}
-		if want := Resource(i).String() + "_stall"; s.cause().String() != want {
-			t.Errorf("a stall on %s has cause %s, want %s", Resource(i), s.cause(), want)
+	for i := range probe.NumResources {
+		s := stallSource{trigger: StallTrigger{Resource: probe.Resource(i)}}
+		if want := probe.Resource(i).String() + "_stall"; s.cause().String() != want {
+			t.Errorf("a stall on %s has cause %s, want %s", probe.Resource(i), s.cause(), want)
 		}
 	}
 }
 
 func TestNotifierConfigErrors(t *testing.T) {
 	for _, test := range []struct {
-		cfg  NotifierConfig
+		cfg  Config
 		want string
 	}{
-		{NotifierConfig{Procfs: "proc", Sysfs: "/sys"}, `Procfs: "proc" is not an absolute path`},
-		{NotifierConfig{Procfs: "/proc"}, `Sysfs: "" is not an absolute path`},
-		{NotifierConfig{Procfs: "/proc", Sysfs: "/sys", Stalls: []StallTrigger{{Share: 1}, {Share: 1.5}}}, "stalls[1]: share: 1.5 is not above 0 and up to 1"},
-		{NotifierConfig{Procfs: "/proc", Sysfs: "/sys", Stalls: []StallTrigger{{}}}, "stalls[0]: share: 0 is not above 0 and up to 1"},
-		{NotifierConfig{Procfs: "/proc", Sysfs: "/sys", Stalls: []StallTrigger{{Resource: 7, Share: 1}}}, "stalls[0]: resource: 7 is unknown"},
+		{Config{Procfs: "proc", Sysfs: "/sys"}, `Procfs: "proc" is not an absolute path`},
+		{Config{Procfs: "/proc"}, `Sysfs: "" is not an absolute path`},
+		{Config{Procfs: "/proc", Sysfs: "/sys", Stalls: []StallTrigger{{Share: 1}, {Share: 1.5}}}, "stalls[1]: share: 1.5 is not above 0 and up to 1"},
+		{Config{Procfs: "/proc", Sysfs: "/sys", Stalls: []StallTrigger{{}}}, "stalls[0]: share: 0 is not above 0 and up to 1"},
+		{Config{Procfs: "/proc", Sysfs: "/sys", Stalls: []StallTrigger{{Resource: 7, Share: 1}}}, "stalls[0]: resource: 7 is unknown"},
 	} {
-		if _, err := NewNotifier(test.cfg); err == nil || err.Error() != test.want {
-			t.Errorf("NewNotifier(%+v): got %v, want %s", test.cfg, err, test.want)
+		if _, err := New(test.cfg); err == nil || err.Error() != test.want {
+			t.Errorf("New(%+v): got %v, want %s", test.cfg, err, test.want)
 		}
 	}
 }
@@ -60,7 +62,7 @@ func TestNotifierConfigErrors(t *testing.T) {
 // A machine without any of it is told what is missing, and waits in peace.
 func TestNotifierWithoutSources(t *testing.T) {
 	dir := t.TempDir()
-	n := newTestNotifier(t, NotifierConfig{Procfs: filepath.Join(dir, "proc"), Sysfs: filepath.Join(dir, "sys")})
+	n := newTestNotifier(t, Config{Procfs: filepath.Join(dir, "proc"), Sysfs: filepath.Join(dir, "sys")})
 	check := func() {
 		t.Helper()
 		var names []string
@@ -79,7 +81,7 @@ func TestNotifierWithoutSources(t *testing.T) {
 
 	ctx, cancel := context.WithCancelCause(t.Context())
 	done := make(chan error)
-	go func() { done <- n.Run(ctx, func(c NotifyCause) { t.Errorf("notified of %s", c) }) }()
+	go func() { done <- n.Run(ctx, func(c Cause) { t.Errorf("notified of %s", c) }) }()
 	check()
 	n.Refresh()
 	why := errors.New("enough")
@@ -102,7 +104,7 @@ func TestStallSourceErrors(t *testing.T) {
 
 	// What is no PSI file does not take a trigger, or does and never fires.
 	dir := t.TempDir()
-	s := stallSource{trigger: StallTrigger{Resource: IO, Share: 0.5}, procfs: dir}
+	s := stallSource{trigger: StallTrigger{Resource: probe.IO, Share: 0.5}, procfs: dir}
 	if err := os.MkdirAll(filepath.Join(dir, "pressure/io"), 0o700); err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +146,7 @@ func (s *tellingSource) heard(int, int16) (bool, error) {
 // newStormNotifier has one source, and a kernel that reports all that it is
 // asked about and keeps time by the bubble's clock.
 func newStormNotifier(s *tellingSource) *Notifier {
-	n, _ := NewNotifier(NotifierConfig{Procfs: "/proc", Sysfs: "/sys"})
+	n, _ := New(Config{Procfs: "/proc", Sysfs: "/sys"})
 	n.watches = nil
 	n.add(s)
 	n.poll = func(fds []unix.PollFd, timeout int) (int, error) {
@@ -181,7 +183,7 @@ func TestNotifierCoalesces(t *testing.T) {
 				defer cancel()
 				source := &tellingSource{worth: test.worth}
 				notified := 0
-				err := newStormNotifier(source).Run(ctx, func(NotifyCause) { notified++ })
+				err := newStormNotifier(source).Run(ctx, func(Cause) { notified++ })
 				if !errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("Run: %v", err)
 				}
@@ -206,7 +208,7 @@ func TestNotifierLosesSource(t *testing.T) {
 			}
 			n.Refresh()
 		})
-		n.Run(ctx, func(c NotifyCause) { t.Errorf("notified of %s", c) })
+		n.Run(ctx, func(c Cause) { t.Errorf("notified of %s", c) })
 		if source.opens != 2 || source.heards != 2 {
 			t.Errorf("opened %d times and asked %d times, want 2 and 2", source.opens, source.heards)
 		}
@@ -214,9 +216,9 @@ func TestNotifierLosesSource(t *testing.T) {
 }
 
 func TestNotifierPollFails(t *testing.T) {
-	n := newTestNotifier(t, NotifierConfig{Procfs: t.TempDir(), Sysfs: t.TempDir()})
+	n := newTestNotifier(t, Config{Procfs: t.TempDir(), Sysfs: t.TempDir()})
 	n.poll = func([]unix.PollFd, int) (int, error) { return 0, unix.ENOMEM }
-	err := n.Run(t.Context(), func(NotifyCause) {})
+	err := n.Run(t.Context(), func(Cause) {})
 	if !errors.Is(err, unix.ENOMEM) || !strings.HasPrefix(err.Error(), "wait for notifications: ") {
 		t.Errorf("Run: got %v", err)
 	}
@@ -239,12 +241,12 @@ func TestNotifierLeavesCopiesAlone(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	n, err := NewNotifier(NotifierConfig{Procfs: dir, Sysfs: dir})
+	n, err := New(Config{Procfs: dir, Sysfs: dir})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range n.Sources() {
-		if s.Active || (s.Cause == NotifyMemoryStall && !errors.Is(s.Err, errNotProcfs)) {
+		if s.Active || (s.Cause == MemoryStall && !errors.Is(s.Err, errNotProcfs)) {
 			t.Errorf("%+v", s)
 		}
 	}

@@ -1,4 +1,4 @@
-package probe
+package notify
 
 import (
 	"errors"
@@ -10,6 +10,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/nodeprobe/nodeprobe/probe/cgroup"
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,13 +27,13 @@ func TestSumEvents(t *testing.T) {
 		{events, "", 7654321, ""},
 		{events, "oom", 654000, ""},
 		{"", "", 0, ""}, // what a file of no events may be
-		{"low 1\noom\n", "oom", 0, `line "oom": not a number`},
-		{"low 1\noom -1\n", "oom", 0, `line "oom -1": negative value`},
+		{"low 1\noom\n", "oom", 0, `line "oom\n": strconv.ParseUint: parsing "": invalid syntax`},
+		{"low 1\noom -1\n", "oom", 0, `line "oom -1\n": strconv.ParseUint: parsing "-1": invalid syntax`},
 		{"low 1\noom 12", "oom", 0, `line "oom 12": cut off before its end`},
 		{"low x\noom 1\n", "oom", 1, ""}, // not wanted, not judged
 	} {
-		got, err := sumEvents([]byte(test.text), test.prefix)
-		if errText(err) != test.err || got != test.want {
+		got, err := sumEvents(test.text, test.prefix)
+		if probetest.ErrText(err) != test.err || got != test.want {
 			t.Errorf("sumEvents(%q, %q): got %d, %v; want %d, %s", test.text, test.prefix, got, err, test.want, test.err)
 		}
 	}
@@ -39,7 +42,7 @@ func TestSumEvents(t *testing.T) {
 func FuzzSumEvents(f *testing.F) {
 	f.Add("low 0\nhigh 0\nmax 3\noom 1\noom_kill 1\n", "oom")
 	f.Fuzz(func(t *testing.T, text, prefix string) {
-		sum, err := sumEvents([]byte(text), prefix)
+		sum, err := sumEvents(text, prefix)
 		if err != nil && sum != 0 {
 			t.Errorf("both %d and %v", sum, err)
 		}
@@ -123,36 +126,36 @@ func TestCgroupSourceFinds(t *testing.T) {
 
 // TestNotifierPods has the OOM killer kill in a pods' cgroup for real.
 func TestNotifierPods(t *testing.T) {
-	dir, version := memoryHierarchy("/sys/fs/cgroup")
-	if version != CgroupV2 {
+	dir, version := cgroup.Memory("/sys/fs/cgroup")
+	if version != cgroup.V2 {
 		t.Skip("the machine's memory controller is not that of cgroup v2; see TestNotifierCgroupFile")
 	}
-	if podsCgroup(dir) != "" {
-		lacking(t, "the machine has pods already")
+	if cgroup.Pods(dir) != "" {
+		probetest.Lacking(t, "the machine has pods already")
 	}
-	e := listen(t, NotifierConfig{Procfs: "/proc", Sysfs: "/sys", Stalls: []StallTrigger{}})
+	e := listen(t, Config{Procfs: "/proc", Sysfs: "/sys", Stalls: []StallTrigger{}})
 	if s := e.source("pods_memory_events"); !errors.Is(s.Err, errNoPods) {
 		t.Errorf("%+v: want %v", s, errNoPods)
 	}
 
 	// The limit of all pods together.
-	pods := newMemoryCgroup(t, "kubepods")
-	pods.write(t, "cgroup.subtree_control", "+memory")
-	pod := newMemoryCgroup(t, "kubepods/pod1")
+	pods := probetest.NewCgroup(t, "kubepods")
+	pods.Write(t, "cgroup.subtree_control", "+memory")
+	pod := probetest.NewCgroup(t, "kubepods/pod1")
 	e.n.Refresh()
 	for e.source("pods_memory_events").Err != nil || e.source("pods_memory_events_local").Err != nil {
 		time.Sleep(time.Millisecond)
 	}
-	pods.write(t, "memory.max", "16M")
-	stop := pod.start(t, "fill")
-	e.expect(NotifyCgroup, func() bool { return true })
+	pods.Write(t, "memory.max", "16M")
+	stop := pod.Start(t, "fill")
+	e.expect(Cgroup, func() bool { return true })
 	stop()
 
 	// The limit of one pod, which that of all pods does not tell of.
-	pods.write(t, "memory.max", "max")
-	pod.write(t, "memory.max", "16M")
+	pods.Write(t, "memory.max", "max")
+	pod.Write(t, "memory.max", "16M")
 	kills := func() string {
-		b, err := os.ReadFile(filepath.Join(pod.dir, "memory.events"))
+		b, err := os.ReadFile(filepath.Join(pod.Dir, "memory.events"))
 		if err != nil {
 			t.Error(err)
 		}
@@ -160,8 +163,8 @@ func TestNotifierPods(t *testing.T) {
 		return count
 	}
 	before := kills()
-	pod.start(t, "fill")
-	e.expect(NotifyCgroup, func() bool { return kills() != before })
+	pod.Start(t, "fill")
+	e.expect(Cgroup, func() bool { return kills() != before })
 }
 
 // TestNotifierCgroupFile has kernfs report a change of cgroup.events, as it
@@ -169,7 +172,7 @@ func TestNotifierPods(t *testing.T) {
 // file, whoever has the memory controller.
 func TestNotifierCgroupFile(t *testing.T) {
 	if os.Geteuid() != 0 {
-		lacking(t, "only root makes cgroups")
+		probetest.Lacking(t, "only root makes cgroups")
 	}
 	var unified string
 	for _, dir := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
@@ -184,7 +187,7 @@ func TestNotifierCgroupFile(t *testing.T) {
 	makeGroup := func() {
 		t.Helper()
 		if err := os.Mkdir(group, 0o755); err != nil {
-			lacking(t, "make cgroup: %v", err)
+			probetest.Lacking(t, "make cgroup: %v", err)
 		}
 	}
 	makeGroup()
@@ -192,7 +195,7 @@ func TestNotifierCgroupFile(t *testing.T) {
 
 	sysfs := t.TempDir()
 	pods := filepath.Join(sysfs, "fs/cgroup/kubepods")
-	e := listen(t, NotifierConfig{Procfs: "/proc", Sysfs: sysfs, Stalls: []StallTrigger{}})
+	e := listen(t, Config{Procfs: "/proc", Sysfs: sysfs, Stalls: []StallTrigger{}})
 	refresh := func(active bool) {
 		t.Helper()
 		e.n.Refresh()
@@ -221,10 +224,10 @@ func TestNotifierCgroupFile(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(pid), 0); err != nil {
 			t.Error(err)
 		}
-		e.expect(NotifyCgroup, func() bool { return true })
+		e.expect(Cgroup, func() bool { return true })
 		child.Process.Kill()
 		child.Wait()
-		e.expect(NotifyCgroup, func() bool { return true })
+		e.expect(Cgroup, func() bool { return true })
 	}
 	populate()
 

@@ -1,4 +1,4 @@
-package probe
+package volume
 
 import (
 	"cmp"
@@ -13,9 +13,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Volumes are the CSI volumes in use on a node, as far as they are known. They do
+// Snapshot are the CSI volumes in use on a node, as far as they are known. They do
 // not change once they were returned.
-type Volumes struct {
+type Snapshot struct {
 	// Known is false until the node has been looked at.
 	Known bool
 	// InUse are in the order of their names, each once.
@@ -24,8 +24,8 @@ type Volumes struct {
 	Err error
 }
 
-// VolumesConfig says where to look for volumes.
-type VolumesConfig struct {
+// Config says where to look for volumes.
+type Config struct {
 	// Procfs and Rootfs are where the node's /proc and / are mounted.
 	Procfs, Rootfs string
 	// RootDirectory is the directory of the node that holds the volumes.
@@ -41,14 +41,18 @@ type VolumesConfig struct {
 }
 
 const (
-	// volumeInterval is how often the volumes are looked for if nobody asks.
-	volumeInterval = time.Minute
-	// volumePause is the time to the next look after one that failed. It doubles
-	// at each further one, up to volumeInterval.
-	volumePause = time.Second
+	// lookInterval is how often the volumes are looked for if nobody asks.
+	lookInterval = time.Minute
+	// retryPause is the time to the next look after one that failed. It doubles
+	// at each further one, up to lookInterval.
+	retryPause = time.Second
+	// relogInterval is how often another error of the same outage may be logged.
+	relogInterval = time.Minute
+
+	defaultTimeout = 2 * time.Second
 )
 
-// VolumeSampler finds out which CSI volumes are in use on the node: those that are
+// Sampler finds out which CSI volumes are in use on the node: those that are
 // mounted, or mapped as block devices, and not those that should be.
 //
 // A volume that is left out may be detached while it is written to, so one that was
@@ -60,10 +64,10 @@ const (
 //
 // One goroutine at a time may call Sample or Run; the other methods are safe for
 // concurrent use.
-type VolumeSampler struct {
-	cfg  VolumesConfig
+type Sampler struct {
+	cfg  Config
 	wake chan struct{}
-	// mounts is volumeFinder.mounts, and read is readVolume, but in tests.
+	// mounts is finder.mounts, and read is readVolume, but in tests.
 	mounts func() ([]volumeMount, error)
 	read   func(path string) (Volume, bool, error)
 
@@ -71,23 +75,24 @@ type VolumeSampler struct {
 	errors prometheus.Counter
 
 	// What follows belongs to the goroutine that calls Sample.
-	looked *volumeLook
-	late   chan *volumeLook // where an answer that was given up will come; else nil
-	logged logged
+	looked   *look
+	late     chan *look // where an answer that was given up will come; else nil
+	logged   string     // the error that was logged last; "" if none since all could be read
+	loggedAt time.Time
 
 	mu   sync.Mutex // guards last
-	last Volumes
+	last Snapshot
 }
 
-// volumeLook is what one look at the node found. It does not change afterwards.
-type volumeLook struct {
+// look is what one look at the node found. It does not change afterwards.
+type look struct {
 	mounts  []volumeMount
 	volumes []Volume
 	err     error
 }
 
-// NewVolumeSampler makes a VolumeSampler. It opens nothing and starts no goroutine.
-func NewVolumeSampler(cfg VolumesConfig) (*VolumeSampler, error) {
+// New makes a Sampler. It opens nothing and starts no goroutine.
+func New(cfg Config) (*Sampler, error) {
 	for _, c := range []struct{ name, value string }{{"Procfs", cfg.Procfs}, {"Rootfs", cfg.Rootfs}, {"RootDirectory", cfg.RootDirectory}} {
 		if !filepath.IsAbs(c.value) {
 			return nil, fmt.Errorf("%s: %q is not an absolute path", c.name, c.value)
@@ -96,13 +101,13 @@ func NewVolumeSampler(cfg VolumesConfig) (*VolumeSampler, error) {
 	if cfg.Timeout < 0 {
 		return nil, fmt.Errorf("Timeout: %s is negative", cfg.Timeout)
 	}
-	cfg.Timeout = cmp.Or(cfg.Timeout, defaultStatfsTimeout)
+	cfg.Timeout = cmp.Or(cfg.Timeout, defaultTimeout)
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &VolumeSampler{
+	s := &Sampler{
 		cfg: cfg, wake: make(chan struct{}, 1),
-		mounts: newVolumeFinder(cfg.Procfs, cfg.Rootfs, cfg.RootDirectory).mounts, read: readVolume,
+		mounts: newFinder(cfg.Procfs, cfg.Rootfs, cfg.RootDirectory).mounts, read: readVolume,
 		inUse: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "nodeprobe_volumes_in_use",
 			Help: "CSI volumes in use on the node. Absent until it has been looked at.",
@@ -123,7 +128,7 @@ func NewVolumeSampler(cfg VolumesConfig) (*VolumeSampler, error) {
 }
 
 // Wake asks Run for a look now. It never blocks.
-func (s *VolumeSampler) Wake() {
+func (s *Sampler) Wake() {
 	select {
 	case s.wake <- struct{}{}:
 	default:
@@ -131,7 +136,7 @@ func (s *VolumeSampler) Wake() {
 }
 
 // Last returns what is known at present.
-func (s *VolumeSampler) Last() Volumes {
+func (s *Sampler) Last() Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.last
@@ -140,7 +145,7 @@ func (s *VolumeSampler) Last() Volumes {
 // Run looks at once, then at each Wake and once a minute, and sooner again after a
 // look that failed. It calls changed after each that tells something else than the
 // one before. It returns when ctx ends, with its cause.
-func (s *VolumeSampler) Run(ctx context.Context, changed func()) error {
+func (s *Sampler) Run(ctx context.Context, changed func()) error {
 	var pause time.Duration
 	for {
 		before := s.Last()
@@ -151,11 +156,11 @@ func (s *VolumeSampler) Run(ctx context.Context, changed func()) error {
 		if now.Known != before.Known || (now.Err == nil) != (before.Err == nil) || !slices.Equal(now.InUse, before.InUse) {
 			changed()
 		}
-		pause = min(max(2*pause, volumePause), volumeInterval)
+		pause = min(max(2*pause, retryPause), lookInterval)
 		if now.Err == nil {
 			pause = 0
 		}
-		timer := time.NewTimer(cmp.Or(pause, volumeInterval))
+		timer := time.NewTimer(cmp.Or(pause, lookInterval))
 		select {
 		case <-ctx.Done():
 		case <-s.wake:
@@ -177,7 +182,7 @@ func (e errSlow) Error() string {
 
 // Sample looks for volumes, which takes a timeout at most, and none while an
 // earlier look still hangs.
-func (s *VolumeSampler) Sample(ctx context.Context) Volumes {
+func (s *Sampler) Sample(ctx context.Context) Snapshot {
 	if s.late != nil {
 		select {
 		case <-s.late: // what it tells is stale by now
@@ -186,8 +191,8 @@ func (s *VolumeSampler) Sample(ctx context.Context) Volumes {
 			return s.settle(nil, errSlow(s.cfg.Timeout))
 		}
 	}
-	answer := make(chan *volumeLook, 1)
-	go func(before *volumeLook) { answer <- s.look(before) }(s.looked)
+	answer := make(chan *look, 1)
+	go func(before *look) { answer <- s.look(before) }(s.looked)
 	timer := time.NewTimer(s.cfg.Timeout)
 	defer timer.Stop()
 	select {
@@ -203,7 +208,7 @@ func (s *VolumeSampler) Sample(ctx context.Context) Volumes {
 }
 
 // settle keeps what a look has found; nil is one that did not end.
-func (s *VolumeSampler) settle(found *volumeLook, err error) Volumes {
+func (s *Sampler) settle(found *look, err error) Snapshot {
 	s.note(err)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -217,25 +222,25 @@ func (s *VolumeSampler) settle(found *volumeLook, err error) Volumes {
 }
 
 // note logs once per change that a look failed.
-func (s *VolumeSampler) note(err error) {
+func (s *Sampler) note(err error) {
 	if err == nil {
-		if s.logged.text != "" {
-			s.logged = logged{}
-			s.cfg.Logger.Info("all volumes in use can be told again")
+		if s.logged != "" {
+			s.logged = ""
+			s.cfg.Logger.Info("all volumes in use are known again")
 		}
 		return
 	}
 	s.errors.Inc()
 	text, now := err.Error(), time.Now()
-	if text != s.logged.text && (s.logged.text == "" || now.Sub(s.logged.at) >= relogInterval) {
-		s.logged = logged{text: text, at: now}
-		s.cfg.Logger.Warn("volumes in use cannot be told; none is taken for unused meanwhile", "err", err)
+	if text != s.logged && (s.logged == "" || now.Sub(s.loggedAt) >= relogInterval) {
+		s.logged, s.loggedAt = text, now
+		s.cfg.Logger.Warn("volumes in use cannot be read; keeping those known before", "err", err)
 	}
 }
 
 // look looks at the node once; before is what the look before found, or nil.
-func (s *VolumeSampler) look(before *volumeLook) *volumeLook {
-	var was volumeLook
+func (s *Sampler) look(before *look) *look {
+	var was look
 	if before != nil {
 		was = *before
 	}
@@ -247,12 +252,12 @@ func (s *VolumeSampler) look(before *volumeLook) *volumeLook {
 		mounts = sortMounts(append(mounts, again...))
 	}
 	if err != nil {
-		return &volumeLook{was.mounts, was.volumes, err}
+		return &look{was.mounts, was.volumes, err}
 	}
 	if before != nil && was.err == nil && slices.Equal(mounts, was.mounts) {
 		return before // so the files say the same, too
 	}
-	found := &volumeLook{mounts: mounts}
+	found := &look{mounts: mounts}
 	failed := 0
 	seen := map[string]bool{}
 	for _, m := range mounts {

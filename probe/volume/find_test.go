@@ -1,4 +1,4 @@
-package probe
+package volume
 
 import (
 	"errors"
@@ -7,6 +7,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
+	"github.com/nodeprobe/nodeprobe/probe/mount"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -79,8 +82,8 @@ func TestReadVolume(t *testing.T) {
 		{name: "list", make: text("[]"), err: "read volume from PATH: json: cannot unmarshal array into Go value of type struct { Driver string \"json:\\\"driverName\\\"\"; Handle string \"json:\\\"volumeHandle\\\"\"; Lifecycle string \"json:\\\"volumeLifecycleMode\\\"\" }"},
 		{name: "no handle", make: text(`{"driverName":"d"}`), err: "read volume from PATH: driverName or volumeHandle is missing"},
 		{name: "no driver", make: text(`{"volumeHandle":"d"}`), err: "read volume from PATH: driverName or volumeHandle is missing"},
-		{name: "as long as may be", make: text(diskA + strings.Repeat(" ", mostVolumeData-len(diskA))), want: Volume{"disk.example.com", "a"}},
-		{name: "too long", make: text(diskA + strings.Repeat(" ", mostVolumeData)), err: "read PATH: longer than 64 KiB"},
+		{name: "as long as may be", make: text(diskA + strings.Repeat(" ", maxData-len(diskA))), want: Volume{"disk.example.com", "a"}},
+		{name: "too long", make: text(diskA + strings.Repeat(" ", maxData)), err: "read PATH: longer than 64 KiB"},
 		{name: "sparse and huge", make: func(path string) error {
 			return errors.Join(text("")(path), os.Truncate(path, 1<<40))
 		}, err: "read PATH: longer than 64 KiB"},
@@ -94,10 +97,10 @@ func TestReadVolume(t *testing.T) {
 		}, err: "read PATH: not a regular file"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), volumeDataFile)
-			must(t, test.make(path))
+			path := filepath.Join(t.TempDir(), dataFile)
+			probetest.Must(t, test.make(path))
 			got, ok, err := readVolume(path)
-			if text := strings.ReplaceAll(errText(err), path, "PATH"); text != test.err {
+			if text := strings.ReplaceAll(probetest.ErrText(err), path, "PATH"); text != test.err {
 				t.Fatalf("error %s, want %s", text, test.err)
 			}
 			if err == nil && (got != test.want || ok == test.none) {
@@ -107,11 +110,18 @@ func TestReadVolume(t *testing.T) {
 	}
 }
 
+// newNode makes a node with an empty kubelet directory.
+func newNode(t *testing.T) probetest.Root {
+	n := probetest.NewRoot(t)
+	probetest.Must(t, os.MkdirAll(n.Path("var/lib/kubelet"), 0o755))
+	return n
+}
+
 // volumesOf returns what a fresh look finds.
-func volumesOf(t *testing.T, cfg VolumesConfig) ([]Volume, error) {
+func volumesOf(t *testing.T, cfg Config) ([]Volume, error) {
 	t.Helper()
-	s, err := NewVolumeSampler(cfg)
-	must(t, err)
+	s, err := New(cfg)
+	probetest.Must(t, err)
 	found := s.look(nil)
 	return found.volumes, found.err
 }
@@ -121,7 +131,7 @@ func TestRealVolumes(t *testing.T) {
 	root := t.TempDir()
 	kubelet := filepath.Join(root, "var lib", "kubelet")
 	link := filepath.Join(root, "link")
-	must(t, os.Symlink("var lib/kubelet", link))
+	probetest.Must(t, os.Symlink("var lib/kubelet", link))
 	at := func(name string) string { return filepath.Join(kubelet, name) }
 	write := func(name, text string) error {
 		return errors.Join(os.MkdirAll(filepath.Dir(at(name)), 0o700), os.WriteFile(at(name), []byte(text), 0o600))
@@ -137,11 +147,11 @@ func TestRealVolumes(t *testing.T) {
 		return errors.Join(write("device", ""), write(name, ""), unix.Mount(at("device"), at(name), "", unix.MS_BIND, ""))
 	}
 	const csi, pods = stagedDirectory + "/", podsDirectory + "/"
-	inMountNamespace(t, func(proc string) error {
-		config := VolumesConfig{Procfs: proc, Rootfs: "/", RootDirectory: kubelet}
+	probetest.InMountNamespace(t, func(proc string) error {
+		config := Config{Procfs: proc, Rootfs: "/", RootDirectory: kubelet}
 		check := func(name string, want ...string) {
 			t.Helper()
-			ways := map[string]VolumesConfig{name: config}
+			ways := map[string]Config{name: config}
 			config := config
 			config.RootDirectory = link
 			ways[name+", by a link"] = config
@@ -158,9 +168,9 @@ func TestRealVolumes(t *testing.T) {
 				}
 			}
 		}
-		must(t, write("not yet", ""))
+		probetest.Must(t, write("not yet", ""))
 		check("before the first")
-		must(t, errors.Join(
+		probetest.Must(t, errors.Join(
 			write(csi+"disk.example.com/0f/vol_data.json", data("staged")), tmpfs(csi+"disk.example.com/0f/globalmount"),
 			write(pods+"uid/volumes/kubernetes.io~csi/pvc-1/vol_data.json", data("staged")), tmpfs(pods+"uid/volumes/kubernetes.io~csi/pvc-1/mount"),
 			write(csi+"pv/old one/vol_data.json", data("old")), tmpfs(csi+"pv/old one/globalmount"),
@@ -172,16 +182,16 @@ func TestRealVolumes(t *testing.T) {
 		))
 		all := []string{"disk.example.com^block", "disk.example.com^mapped", "disk.example.com^not-staged", "disk.example.com^old", "disk.example.com^staged"}
 		check("all", all...)
-		must(t, errors.Join(tmpfs(csi+"disk.example.com/0f/globalmount"), tmpfs("plugins")))
+		probetest.Must(t, errors.Join(tmpfs(csi+"disk.example.com/0f/globalmount"), tmpfs("plugins")))
 		// What is hidden is in use all the same.
 		if _, err := volumesOf(t, config); !errors.Is(err, fs.ErrNotExist) {
 			t.Errorf("hidden: error %v", err)
 		}
-		must(t, errors.Join(unix.Unmount(at("plugins"), 0), unix.Unmount(at(csi+"disk.example.com/0f/globalmount"), 0)))
+		probetest.Must(t, errors.Join(unix.Unmount(at("plugins"), 0), unix.Unmount(at(csi+"disk.example.com/0f/globalmount"), 0)))
 		check("all again", all...)
-		must(t, errors.Join(unix.Unmount(at(csi+"disk.example.com/0f/globalmount"), 0), unix.Unmount(at(csi+"volumeDevices/publish/pvc-3/uid"), 0)))
+		probetest.Must(t, errors.Join(unix.Unmount(at(csi+"disk.example.com/0f/globalmount"), 0), unix.Unmount(at(csi+"volumeDevices/publish/pvc-3/uid"), 0)))
 		check("still in a pod", "disk.example.com^mapped", "disk.example.com^not-staged", "disk.example.com^old", "disk.example.com^staged")
-		must(t, unix.Unmount(at(pods+"uid/volumes/kubernetes.io~csi/pvc-1/mount"), 0))
+		probetest.Must(t, unix.Unmount(at(pods+"uid/volumes/kubernetes.io~csi/pvc-1/mount"), 0))
 		check("gone", "disk.example.com^mapped", "disk.example.com^not-staged", "disk.example.com^old")
 		return nil
 	})
@@ -209,17 +219,17 @@ func TestRealVolumesInDirectoriesThatComeLater(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			root := t.TempDir()
-			must(t, os.Symlink("var/lib/kubelet", filepath.Join(root, "link")))
-			must(t, os.MkdirAll(filepath.Join(root, "var/lib"), 0o700))
+			probetest.Must(t, os.Symlink("var/lib/kubelet", filepath.Join(root, "link")))
+			probetest.Must(t, os.MkdirAll(filepath.Join(root, "var/lib"), 0o700))
 			at := func(name string) string { return filepath.Join(root, "var/lib/kubelet", name) }
 			tmpfs := func(name string) error {
 				return errors.Join(os.MkdirAll(at(name), 0o700), unix.Mount("none", at(name), "tmpfs", 0, "size=64k"))
 			}
-			inMountNamespace(t, func(proc string) error {
-				finders := map[string]*volumeFinder{
-					"by its path":            newVolumeFinder(proc, "/", at("")),
-					"by a link":              newVolumeFinder(proc, "/", filepath.Join(root, "link")),
-					"from our own namespace": newVolumeFinder(proc, root, "/link"),
+			probetest.InMountNamespace(t, func(proc string) error {
+				finders := map[string]*finder{
+					"by its path":            newFinder(proc, "/", at("")),
+					"by a link":              newFinder(proc, "/", filepath.Join(root, "link")),
+					"from our own namespace": newFinder(proc, root, "/link"),
 				}
 				check := func(after string, want int) {
 					t.Helper()
@@ -233,12 +243,12 @@ func TestRealVolumesInDirectoriesThatComeLater(t *testing.T) {
 				for i, step := range test.steps {
 					point, hidden, hide := strings.Cut(step, " hide ")
 					if strings.HasSuffix(point, "/x") {
-						must(t, os.MkdirAll(at(point), 0o700))
+						probetest.Must(t, os.MkdirAll(at(point), 0o700))
 					} else {
-						must(t, tmpfs(point))
+						probetest.Must(t, tmpfs(point))
 					}
 					if hide {
-						must(t, tmpfs(hidden))
+						probetest.Must(t, tmpfs(hidden))
 					}
 					check(step, test.want[i])
 				}
@@ -251,23 +261,23 @@ func TestRealVolumesInDirectoriesThatComeLater(t *testing.T) {
 // Where the node is seen through rootfs, its links lead to where they do on the
 // node, and its mount table has its own paths.
 func TestVolumesInContainer(t *testing.T) {
-	n := fullMachine.boot(t)
-	must(t, errors.Join(
-		os.RemoveAll(n.path("var/lib/kubelet")), os.MkdirAll(n.path("data/kubelet"), 0o755),
-		os.Symlink("/data/kubelet", n.path("var/lib/kubelet")),
+	n := newNode(t)
+	probetest.Must(t, errors.Join(
+		os.RemoveAll(n.Path("var/lib/kubelet")), os.MkdirAll(n.Path("data/kubelet"), 0o755),
+		os.Symlink("/data/kubelet", n.Path("var/lib/kubelet")),
 	))
-	n.write(t, "data/kubelet/plugins/kubernetes.io/csi/d/1/vol_data.json", diskA)
+	n.Write(t, "data/kubelet/plugins/kubernetes.io/csi/d/1/vol_data.json", diskA)
 	const point = "/plugins/kubernetes.io/csi/d/1/globalmount rw - ext4 /dev/sdb rw\n"
-	cfg := VolumesConfig{Procfs: n.path("proc"), Rootfs: n.root, RootDirectory: "/var/lib/kubelet"}
+	cfg := Config{Procfs: n.Path("proc"), Rootfs: n.Dir, RootDirectory: "/var/lib/kubelet"}
 	for _, test := range []struct {
 		name, table string
 		want        int
 	}{
 		{"the node's table", "2 1 8:2 / /data/kubelet" + point, 1},
-		{"our own table", "2 1 8:2 / " + n.path("data/kubelet") + point, 1},
+		{"our own table", "2 1 8:2 / " + n.Path("data/kubelet") + point, 1},
 		{"another directory", "2 1 8:2 / /data/kubelet2" + point, 0},
 	} {
-		n.write(t, "proc/1/mountinfo", "1 1 8:1 / / rw - ext4 /dev/sda rw\n"+test.table)
+		n.Write(t, "proc/1/mountinfo", "1 1 8:1 / / rw - ext4 /dev/sda rw\n"+test.table)
 		volumes, err := volumesOf(t, cfg)
 		if err != nil || len(volumes) != test.want {
 			t.Errorf("%s: %v, %v; want %d", test.name, volumes, err, test.want)
@@ -277,16 +287,16 @@ func TestVolumesInContainer(t *testing.T) {
 
 // A link that leads elsewhere unmounts nothing.
 func TestVolumesAfterTheDirectoryMoved(t *testing.T) {
-	n := fullMachine.boot(t)
-	must(t, os.RemoveAll(n.path("var/lib/kubelet")))
-	f := newVolumeFinder(n.path("proc"), n.root, "/var/lib/kubelet")
+	n := newNode(t)
+	probetest.Must(t, os.RemoveAll(n.Path("var/lib/kubelet")))
+	f := newFinder(n.Path("proc"), n.Dir, "/var/lib/kubelet")
 	const point = "/pods/uid/volumes/kubernetes.io~csi/pvc/mount rw - ext4 /dev/sdb rw\n"
 	table := "1 1 8:1 / / rw - ext4 /dev/sda rw\n"
 	for i, dir := range []string{"data", "new"} {
-		must(t, os.MkdirAll(n.path(dir+"/pods"), 0o755))
-		must(t, errors.Join(os.RemoveAll(n.path("var/lib/kubelet")), os.Symlink("/"+dir, n.path("var/lib/kubelet"))))
+		probetest.Must(t, os.MkdirAll(n.Path(dir+"/pods"), 0o755))
+		probetest.Must(t, errors.Join(os.RemoveAll(n.Path("var/lib/kubelet")), os.Symlink("/"+dir, n.Path("var/lib/kubelet"))))
 		table += "2 1 8:2 / /" + dir + point
-		n.write(t, "proc/1/mountinfo", table)
+		n.Write(t, "proc/1/mountinfo", table)
 		if mounts, err := f.mounts(); err != nil || len(mounts) != i+1 {
 			t.Errorf("at %s: %v, %v; want %d", dir, mounts, err, i+1)
 		}
@@ -294,34 +304,34 @@ func TestVolumesAfterTheDirectoryMoved(t *testing.T) {
 }
 
 func TestVolumesThatCannotBeFound(t *testing.T) {
-	n := fullMachine.boot(t)
-	cfg := VolumesConfig{Procfs: n.path("proc"), Rootfs: n.root, RootDirectory: "/var/lib/kubelet"}
-	n.write(t, "proc/1/mountinfo", "1 1 8:1 / / rw - ext4 /dev/sda rw\n")
-	f := newVolumeFinder(cfg.Procfs, cfg.Rootfs, cfg.RootDirectory)
+	n := newNode(t)
+	cfg := Config{Procfs: n.Path("proc"), Rootfs: n.Dir, RootDirectory: "/var/lib/kubelet"}
+	n.Write(t, "proc/1/mountinfo", "1 1 8:1 / / rw - ext4 /dev/sda rw\n")
+	f := newFinder(cfg.Procfs, cfg.Rootfs, cfg.RootDirectory)
 	if mounts, err := f.mounts(); err != nil || mounts != nil {
 		t.Errorf("no directory: %v, %v", mounts, err)
 	}
-	n.remove(t, "proc/1")
+	n.Remove(t, "proc/1")
 	_, err := f.mounts()
-	checkError(t, err, fs.ErrNotExist) // a directory that is hidden looks like none
-	n.write(t, "var/lib/kubelet/plugins/kubernetes.io/csi/x", "")
-	n.write(t, "proc/self/mountinfo", "1 1 8:1 / / rw - ext4 /dev/sda rw\n")
+	probetest.CheckError(t, err, fs.ErrNotExist) // a directory that is hidden looks like none
+	n.Write(t, "var/lib/kubelet/plugins/kubernetes.io/csi/x", "")
+	n.Write(t, "proc/self/mountinfo", "1 1 8:1 / / rw - ext4 /dev/sda rw\n")
 	_, err = volumesOf(t, cfg)
-	checkError(t, err, fs.ErrNotExist) // our own table is another's
-	for table, want := range map[string]error{"1 1 8:1\n": errFewFields, strings.Repeat("x", maxHotFile+1): nil} {
-		n.write(t, "proc/1/mountinfo", table)
+	probetest.CheckError(t, err, fs.ErrNotExist) // our own table is another's
+	for table, want := range map[string]error{"1 1 8:1\n": mount.ErrFields, strings.Repeat("x", 1<<20+1): nil} {
+		n.Write(t, "proc/1/mountinfo", table)
 		if _, err := volumesOf(t, cfg); err == nil || want != nil && !errors.Is(err, want) {
 			t.Errorf("table %.10q: error %v, want %v", table, err, want)
 		}
 	}
-	cfg.Rootfs = n.path("nowhere")
+	cfg.Rootfs = n.Path("nowhere")
 	if _, err := volumesOf(t, cfg); err == nil || errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no rootfs: error %v", err)
 	}
-	n.write(t, "var/lib/loop", "")
-	n.remove(t, "var/lib/loop")
-	must(t, os.Symlink("loop", n.path("var/lib/loop")))
-	cfg.Rootfs, cfg.RootDirectory = n.root, "/var/lib/loop"
+	n.Write(t, "var/lib/loop", "")
+	n.Remove(t, "var/lib/loop")
+	probetest.Must(t, os.Symlink("loop", n.Path("var/lib/loop")))
+	cfg.Rootfs, cfg.RootDirectory = n.Dir, "/var/lib/loop"
 	_, err = volumesOf(t, cfg)
-	checkError(t, err, unix.ELOOP)
+	probetest.CheckError(t, err, unix.ELOOP)
 }

@@ -1,4 +1,4 @@
-package probe
+package notify
 
 import (
 	"errors"
@@ -14,9 +14,9 @@ import (
 // another one for the next writer, is that the sampler has the files open.
 type limitsSource struct{ procfs string }
 
-func (s *limitsSource) name() string       { return "task_limits" }
-func (s *limitsSource) cause() NotifyCause { return NotifyLimits }
-func (s *limitsSource) events() int16      { return unix.POLLIN }
+func (s *limitsSource) name() string  { return "task_limits" }
+func (s *limitsSource) cause() Cause  { return Limits }
+func (s *limitsSource) events() int16 { return unix.POLLIN }
 
 func (s *limitsSource) open() (int, string, error) {
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)

@@ -1,4 +1,4 @@
-package probe
+package volume
 
 import (
 	"encoding/json"
@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mostVolumeData bounds what is read of a vol_data.json, which has some hundred
+// maxData bounds what is read of a vol_data.json, which has some hundred
 // bytes.
-const mostVolumeData = 64 << 10
+const maxData = 64 << 10
 
 var (
 	errNotRegular = errors.New("not a regular file")
@@ -22,7 +22,7 @@ var (
 // readVolume reads a vol_data.json. There is no volume in it where it is about one
 // that lives and dies with its pod: nobody attaches such a one.
 func readVolume(path string) (v Volume, ok bool, err error) {
-	b, err := readVolumeData(path)
+	b, err := readData(path)
 	if err != nil {
 		return Volume{}, false, &fs.PathError{Op: "read", Path: path, Err: err}
 	}
@@ -40,9 +40,9 @@ func readVolume(path string) (v Volume, ok bool, err error) {
 	return Volume{data.Driver, data.Handle}, data.Lifecycle != "Ephemeral", nil
 }
 
-// readVolumeData reads a file that may be anything: what is no regular file is
+// readData reads a file that may be anything: what is no regular file is
 // neither waited for nor followed.
-func readVolumeData(path string) ([]byte, error) {
+func readData(path string) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ELOOP) {
 		return nil, errNotRegular
@@ -58,10 +58,10 @@ func readVolumeData(path string) ([]byte, error) {
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
 		return nil, errNotRegular
-	case st.Size > mostVolumeData:
+	case st.Size > maxData:
 		return nil, errTooLarge
 	}
-	b := make([]byte, mostVolumeData+1) // one more than there may be
+	b := make([]byte, maxData+1) // one more than there may be
 	for n := 0; ; {
 		got, err := unix.Read(fd, b[n:])
 		switch {
@@ -72,7 +72,7 @@ func readVolumeData(path string) ([]byte, error) {
 		case got == 0:
 			return b[:n], nil
 		}
-		if n += got; n > mostVolumeData {
+		if n += got; n > maxData {
 			return nil, errTooLarge
 		}
 	}

@@ -1,4 +1,4 @@
-package probe
+package notify
 
 import (
 	"context"
@@ -12,6 +12,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
+	"github.com/nodeprobe/nodeprobe/probe/mount"
+
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 )
@@ -22,12 +26,12 @@ import (
 type ear struct {
 	t     *testing.T
 	n     *Notifier
-	heard chan NotifyCause
+	heard chan Cause
 }
 
-func listen(t *testing.T, cfg NotifierConfig) *ear {
+func listen(t *testing.T, cfg Config) *ear {
 	t.Helper()
-	e := &ear{t, newTestNotifier(t, cfg), make(chan NotifyCause, 1000)}
+	e := &ear{t, newTestNotifier(t, cfg), make(chan Cause, 1000)}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	ready := make(chan struct{})
@@ -40,7 +44,7 @@ func listen(t *testing.T, cfg NotifierConfig) *ear {
 		}
 		return poll(fds, timeout)
 	}
-	go func() { done <- e.n.Run(ctx, func(c NotifyCause) { e.heard <- c }) }()
+	go func() { done <- e.n.Run(ctx, func(c Cause) { e.heard <- c }) }()
 	<-ready
 	t.Cleanup(func() {
 		cancel()
@@ -52,7 +56,7 @@ func listen(t *testing.T, cfg NotifierConfig) *ear {
 }
 
 // expect waits until until is true of what was heard of.
-func (e *ear) expect(want NotifyCause, until func() bool) {
+func (e *ear) expect(want Cause, until func() bool) {
 	e.t.Helper()
 	hung := time.After(time.Minute) // for a readable failure, not a promise
 	for {
@@ -67,7 +71,7 @@ func (e *ear) expect(want NotifyCause, until func() bool) {
 	}
 }
 
-func (e *ear) source(name string) NotifySource {
+func (e *ear) source(name string) Source {
 	e.t.Helper()
 	for _, s := range e.n.Sources() {
 		if s.Name == name {
@@ -75,7 +79,7 @@ func (e *ear) source(name string) NotifySource {
 		}
 	}
 	e.t.Fatalf("no source %s", name)
-	return NotifySource{}
+	return Source{}
 }
 
 // hasCapability tells whether this process has a capability, by its number.
@@ -96,13 +100,13 @@ func hasCapability(t *testing.T, number int) bool {
 
 func TestStallWindow(t *testing.T) {
 	if os.Geteuid() != 0 {
-		lacking(t, "triggers need root before Linux 6.5")
+		probetest.Lacking(t, "triggers need root before Linux 6.5")
 	}
-	n := newTestNotifier(t, NotifierConfig{Procfs: "/proc", Sysfs: "/sys", Stalls: []StallTrigger{
-		{Resource: MemoryResource, Share: 0.05},
-		{Resource: MemoryResource, Full: true, Share: 1},
-		{Resource: IO, Share: 1e-9},
-		{Resource: CPU, Share: 0.9},
+	n := newTestNotifier(t, Config{Procfs: "/proc", Sysfs: "/sys", Stalls: []StallTrigger{
+		{Resource: probe.MemoryResource, Share: 0.05},
+		{Resource: probe.MemoryResource, Full: true, Share: 1},
+		{Resource: probe.IO, Share: 1e-9},
+		{Resource: probe.CPU, Share: 0.9},
 	}})
 	window := "2s"
 	if hasCapability(t, unix.CAP_SYS_RESOURCE) {
@@ -115,7 +119,7 @@ func TestStallWindow(t *testing.T) {
 	var got []string
 	for _, s := range n.Sources()[:4] {
 		if !s.Active {
-			lacking(t, "%s: %v", s.Name, s.Err)
+			probetest.Lacking(t, "%s: %v", s.Name, s.Err)
 		}
 		got = append(got, s.Detail)
 	}
@@ -127,7 +131,7 @@ func TestStallWindow(t *testing.T) {
 // A container gets the host's /proc read-only, and its own not.
 func TestStallReadOnlyProc(t *testing.T) {
 	procfs := filepath.Join(t.TempDir(), "proc")
-	inMountNamespace(t, func(string) error {
+	probetest.InMountNamespace(t, func(string) error {
 		if err := errors.Join(
 			os.Mkdir(procfs, 0o700),
 			unix.Mount("/proc", procfs, "", unix.MS_BIND, ""),
@@ -135,7 +139,7 @@ func TestStallReadOnlyProc(t *testing.T) {
 		); err != nil {
 			return err
 		}
-		s := stallSource{trigger: StallTrigger{Resource: MemoryResource, Share: 0.05}, procfs: procfs}
+		s := stallSource{trigger: StallTrigger{Resource: probe.MemoryResource, Share: 0.05}, procfs: procfs}
 		if _, _, err := s.openIn(procfs); !errors.Is(err, unix.EROFS) {
 			t.Errorf("read-only /proc: got %v, want EROFS", err)
 		}
@@ -155,24 +159,24 @@ func TestNotifierMemoryStall(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
-	group := newMemoryCgroup(t, "nodeprobe-test-stall")
-	e := listen(t, NotifierConfig{
+	group := probetest.NewCgroup(t, "nodeprobe-test-stall")
+	e := listen(t, Config{
 		Procfs: "/proc", Sysfs: "/sys",
-		Stalls: []StallTrigger{{Resource: MemoryResource, Share: 0.01}},
+		Stalls: []StallTrigger{{Resource: probe.MemoryResource, Share: 0.01}},
 	})
 	source := e.source("pressure_memory_some")
 	if !source.Active {
-		lacking(t, "%v", source.Err)
+		probetest.Lacking(t, "%v", source.Err)
 	}
-	if group.version == CgroupV1 {
+	if !group.V2 {
 		// Without swap, only file cache can be reclaimed and missed again.
-		group.write(t, "memory.limit_in_bytes", "64M")
+		group.Write(t, "memory.limit_in_bytes", "64M")
 	} else {
-		group.write(t, "memory.high", "16M") // above it, the kernel makes tasks wait
+		group.Write(t, "memory.high", "16M") // above it, the kernel makes tasks wait
 	}
 	start := time.Now()
-	group.start(t, "stall")
-	e.expect(NotifyMemoryStall, func() bool { return true })
+	group.Start(t, "stall")
+	e.expect(MemoryStall, func() bool { return true })
 	t.Logf("%s: first POLLPRI %s after the hog was started", source.Detail, time.Since(start).Round(time.Millisecond))
 }
 
@@ -182,11 +186,11 @@ func TestNotifierMounts(t *testing.T) {
 	if err := os.Mkdir(point, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	inMountNamespace(t, func(procfs string) error {
-		e := listen(t, NotifierConfig{Procfs: procfs, Sysfs: "/sys", Stalls: []StallTrigger{}})
-		find := func() Mount {
+	probetest.InMountNamespace(t, func(procfs string) error {
+		e := listen(t, Config{Procfs: procfs, Sysfs: "/sys", Stalls: []StallTrigger{}})
+		find := func() mount.Info {
 			t.Helper()
-			m, err := FindMount(procfs, "/", filepath.Join(point, "below"))
+			m, err := mount.Find(procfs, "/", filepath.Join(point, "below"))
 			if err != nil {
 				t.Error(err)
 			}
@@ -195,25 +199,28 @@ func TestNotifierMounts(t *testing.T) {
 		under := find()
 		for _, step := range []struct {
 			do  func() error
-			see func(Mount) bool
+			see func(mount.Info) bool
 		}{
 			{
 				func() error { return unix.Mount("none", point, "tmpfs", 0, "") },
-				func(m Mount) bool { _, ro := m.ReadOnly(); return m.MountPoint == point && !ro },
+				func(m mount.Info) bool { _, ro := m.ReadOnly(); return m.MountPoint == point && !ro },
 			},
 			{
 				func() error { return unix.Mount("", point, "", unix.MS_REMOUNT|unix.MS_RDONLY, "") },
-				func(m Mount) bool { option, ro := m.ReadOnly(); return m.MountPoint == point && ro && option == "ro" },
+				func(m mount.Info) bool {
+					option, ro := m.ReadOnly()
+					return m.MountPoint == point && ro && option == "ro"
+				},
 			},
 			{
 				func() error { return unix.Unmount(point, 0) },
-				func(m Mount) bool { return m == under },
+				func(m mount.Info) bool { return m == under },
 			},
 		} {
 			if err := step.do(); err != nil {
 				return err
 			}
-			e.expect(NotifyMounts, func() bool { return step.see(find()) })
+			e.expect(Mounts, func() bool { return step.see(find()) })
 		}
 
 		// A storm: whatever is left out, the last change is not.
@@ -226,14 +233,14 @@ func TestNotifierMounts(t *testing.T) {
 			return err
 		}
 		notified := 0
-		e.expect(NotifyMounts, func() bool { notified++; return find().Source == "last" })
+		e.expect(Mounts, func() bool { notified++; return find().Source == "last" })
 		t.Logf("notified %d times of 401 changes", notified)
 		return nil
 	})
 }
 
 func TestNotifierLeavesNothing(t *testing.T) {
-	n := newTestNotifier(t, NotifierConfig{Procfs: "/proc", Sysfs: "/sys"})
+	n := newTestNotifier(t, Config{Procfs: "/proc", Sysfs: "/sys"})
 	n.Refresh() // before Run: nothing to ask
 	before, goroutines := openFiles(t), runtime.NumGoroutine()
 	for range 20 {
@@ -247,9 +254,9 @@ func TestNotifierLeavesNothing(t *testing.T) {
 			return unix.Poll(fds, timeout)
 		}
 		started := running
-		go func() { done <- n.Run(ctx, func(NotifyCause) {}) }()
+		go func() { done <- n.Run(ctx, func(Cause) {}) }()
 		<-started
-		if err := n.Run(ctx, func(NotifyCause) {}); !errors.Is(err, errRunning) {
+		if err := n.Run(ctx, func(Cause) {}); !errors.Is(err, errRunning) {
 			t.Errorf("second Run: got %v, want %v", err, errRunning)
 		}
 		go n.Refresh()
@@ -292,13 +299,15 @@ func TestNotifierHearsOfTaskLimits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		tasks := newTaskReader("/proc") // whose open files keep the inodes
-		defer tasks.close()
-		tasks.read(&Snapshot{})
-		e := listen(t, NotifierConfig{Procfs: "/proc", Sysfs: "/sys", Stalls: []StallTrigger{}})
+		open, err := os.Open(path) // as the sampler has it, which keeps the inode
+		probetest.Must(t, err)
+		defer open.Close()
+		e := listen(t, Config{Procfs: "/proc", Sysfs: "/sys", Stalls: []StallTrigger{}})
 		if err := os.WriteFile(path, now, 0); err != nil {
-			lacking(t, "%v", err)
+			probetest.Lacking(t, "%v", err)
 		}
-		e.expect(NotifyLimits, func() bool { return true })
+		e.expect(Limits, func() bool { return true })
 	}
 }
+
+func TestHog(t *testing.T) { probetest.Hog(t) }

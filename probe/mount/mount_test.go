@@ -1,4 +1,4 @@
-package probe
+package mount
 
 import (
 	"bytes"
@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/procfs"
@@ -35,7 +37,7 @@ const containerTable = `500 499 0:70 / / rw - overlay overlay rw,lowerdir=/a:/b
 511 510 254:16 / /host/root/var/lib/kubelet ro,noatime master:2 - xfs /dev/vdb rw
 `
 
-func TestFindMountInTable(t *testing.T) {
+func TestFindInTable(t *testing.T) {
 	for _, test := range []struct {
 		table, rootfs, path string
 		want                string
@@ -61,7 +63,7 @@ func TestFindMountInTable(t *testing.T) {
 		{"1 1 0:1 / / rw - rootfs rootfs rw\n20 1 8:1 / / rw - ext4 /dev/sda rw\n", "/", "/x", "20 / ext4 /dev/sda", ""},
 		{"20 1 8:1 / / rw - ext4 /dev/sda rw,shutdown", "/", "/", "20 / ext4 /dev/sda", "shutdown"},
 	} {
-		m, err := findMount(strings.NewReader(test.table), test.rootfs, test.path)
+		m, err := find(strings.NewReader(test.table), test.rootfs, test.path)
 		if err != nil {
 			t.Errorf("%s in %s: %v", test.path, test.rootfs, err)
 			continue
@@ -74,12 +76,12 @@ func TestFindMountInTable(t *testing.T) {
 	}
 }
 
-func TestParseMount(t *testing.T) {
-	got, err := parseMount([]byte(`46 45 8:17 /a\040dir /mnt rw,nosuid shared:3 master:1 - fuse.sshfs me@host:/x\011y rw,user id=0`))
+func TestParse(t *testing.T) {
+	got, err := parse([]byte(`46 45 8:17 /a\040dir /mnt rw,nosuid shared:3 master:1 - fuse.sshfs me@host:/x\011y rw,user id=0`))
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Mount{
+	want := Info{
 		ID: 46, Parent: 45, Major: 8, Minor: 17, Root: "/a dir", MountPoint: "/mnt",
 		Options: "rw,nosuid", SuperOptions: "rw,user id=0", FSType: "fuse.sshfs", Source: "me@host:/x\ty",
 	}
@@ -88,7 +90,7 @@ func TestParseMount(t *testing.T) {
 	}
 }
 
-func TestFindMountErrors(t *testing.T) {
+func TestFindErrors(t *testing.T) {
 	for _, test := range []struct{ table, want string }{
 		{"", "no mount holds it: file does not exist"},
 		{"20 1 8:1 / /mnt rw - ext4 /dev/sda rw\n", "no mount holds it: file does not exist"},
@@ -96,50 +98,50 @@ func TestFindMountErrors(t *testing.T) {
 		{"20 1 8:1 / / rw\n", `line "20 1 8:1 / / rw": too few fields`},
 		{"20 1 8:1 / / rw - ext4 /dev/sda\n", `line "20 1 8:1 / / rw - ext4 /dev/sda": too few fields`},
 		{"20 1 8:1 / / rw a b c d\n", `line "20 1 8:1 / / rw a b c d": too few fields`},
-		{"x 1 8:1 / / rw - ext4 /dev/sda rw\n", `line "x 1 8:1 / / rw - ext4 /dev/sda rw": not a number`},
+		{"x 1 8:1 / / rw - ext4 /dev/sda rw\n", `line "x 1 8:1 / / rw - ext4 /dev/sda rw": strconv.ParseUint: parsing "x": invalid syntax`},
 		{"20 1 81 / / rw - ext4 /dev/sda rw\n", `line "20 1 81 / / rw - ext4 /dev/sda rw": not a device number`},
-		{"20 1 8:4294967296 / / rw - ext4 a rw\n", `line "20 1 8:4294967296 / / rw - ext4 a rw": number out of range`},
+		{"20 1 8:4294967296 / / rw - ext4 a rw\n", `line "20 1 8:4294967296 / / rw - ext4 a rw": strconv.ParseUint: parsing "4294967296": value out of range`},
 		{"20 20 8:1 / /x rw - ext4 a rw\n21 20 8:1 / /y", `line "21 20 8:1 / /y": too few fields`},
 	} {
-		_, err := findMount(strings.NewReader(test.table), "/", "/srv")
-		if errText(err) != test.want {
+		_, err := find(strings.NewReader(test.table), "/", "/srv")
+		if probetest.ErrText(err) != test.want {
 			t.Errorf("%q: got %v, want %s", test.table, err, test.want)
 		}
 	}
-	if _, err := FindMount("/proc", "/", "etc"); err == nil {
+	if _, err := Find("/proc", "/", "etc"); err == nil {
 		t.Error("a relative path was found")
 	}
-	if _, err := FindMount(t.TempDir(), "/", "/etc"); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := Find(t.TempDir(), "/", "/etc"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no procfs: got %v, want fs.ErrNotExist", err)
 	}
 }
 
 // Every layer of an overlay adds to one line, and every pod adds lines.
-func TestFindMountHuge(t *testing.T) {
+func TestFindHuge(t *testing.T) {
 	var table bytes.Buffer
 	table.WriteString("27 1 254:1 / / rw - ext4 /dev/vda1 rw\n")
 	for i := range 20_000 {
 		fmt.Fprintf(&table, "%d 27 0:%d / /run/pods/%d rw - overlay overlay rw,lowerdir=/layer\n", 100+i, i, i)
 	}
 	fmt.Fprintf(&table, "28 27 0:9 / /srv rw - overlay overlay rw,lowerdir=%s,ro\n", strings.Repeat("/layer:", 30_000))
-	m, err := findMount(bytes.NewReader(table.Bytes()), "/", "/srv/x")
+	m, err := find(bytes.NewReader(table.Bytes()), "/", "/srv/x")
 	if err != nil || m.ID != 28 {
 		t.Fatalf("got mount %d, %v; want 28", m.ID, err)
 	}
 	if _, ro := m.ReadOnly(); !ro {
 		t.Error("the last option was lost")
 	}
-	table.WriteString(strings.Repeat("x", maxHotFile))
-	if _, err := findMount(bytes.NewReader(table.Bytes()), "/", "/srv/x"); err == nil {
+	table.WriteString(strings.Repeat("x", maxLine))
+	if _, err := find(bytes.NewReader(table.Bytes()), "/", "/srv/x"); err == nil {
 		t.Error("a line of more than 1 MiB was read")
 	}
 }
 
-// TestFindMountAgainstKernel compares with what the kernel itself says of a path,
+// TestFindAgainstKernel compares with what the kernel itself says of a path,
 // and prometheus/procfs of the lines.
-func TestFindMountAgainstKernel(t *testing.T) {
+func TestFindAgainstKernel(t *testing.T) {
 	dir := t.TempDir()
-	inMountNamespace(t, func(proc string) error {
+	probetest.InMountNamespace(t, func(proc string) error {
 		// Some names, a mount on a mount, one that hides another, and a bind.
 		var paths []string
 		at := func(name string) string {
@@ -186,7 +188,7 @@ func TestFindMountAgainstKernel(t *testing.T) {
 			if st.Mask&unix.STATX_MNT_ID == 0 {
 				t.Skip("statx tells mount IDs from Linux 5.8 on")
 			}
-			m, err := FindMount(proc, "/", path)
+			m, err := Find(proc, "/", path)
 			if err != nil {
 				return err
 			}
@@ -202,16 +204,16 @@ func TestFindMountAgainstKernel(t *testing.T) {
 	})
 }
 
-// TestFindMountEmergency has ext4 give up for real.
-func TestFindMountEmergency(t *testing.T) {
+// TestFindEmergency has ext4 give up for real.
+func TestFindEmergency(t *testing.T) {
 	for _, tool := range []string{"mkfs.ext4", "mount"} {
 		if _, err := exec.LookPath(tool); err != nil {
-			lacking(t, "%v", err)
+			probetest.Lacking(t, "%v", err)
 		}
 	}
 	dir := t.TempDir()
 	image, point := filepath.Join(dir, "image"), filepath.Join(dir, "mnt")
-	inMountNamespace(t, func(proc string) error {
+	probetest.InMountNamespace(t, func(proc string) error {
 		for _, args := range [][]string{
 			{"truncate", "-s", "8M", image},
 			{"mkfs.ext4", "-q", image},
@@ -223,7 +225,7 @@ func TestFindMountEmergency(t *testing.T) {
 			}
 		}
 		defer unix.Unmount(point, 0)
-		m, err := FindMount(proc, "/", point)
+		m, err := Find(proc, "/", point)
 		if err != nil {
 			return err
 		}
@@ -234,7 +236,7 @@ func TestFindMountEmergency(t *testing.T) {
 		if err := os.WriteFile(trigger, []byte("test"), 0); err != nil {
 			return err
 		}
-		if m, err = FindMount(proc, "/", point); err != nil {
+		if m, err = Find(proc, "/", point); err != nil {
 			return err
 		}
 		option, ro := m.ReadOnly()
@@ -246,49 +248,13 @@ func TestFindMountEmergency(t *testing.T) {
 	})
 }
 
-// The filesystem that counts is the one that symbolic links lead to, and a mount
-// that changes is looked up when it is said to, not before.
-func TestSnapshotMounts(t *testing.T) {
-	for _, rootfs := range []string{"/", "elsewhere"} {
-		t.Run(rootfs, func(t *testing.T) {
-			n := fullMachine.boot(t)
-			must(t, errors.Join(os.MkdirAll(n.path("data/kubelet"), 0o755), os.RemoveAll(n.path("var/lib/kubelet"))))
-			s := n.sampler(t)
-			point := "/data"
-			if rootfs == "/" {
-				must(t, os.Symlink(n.path("data/kubelet"), n.path("var/lib/kubelet")))
-				s = n.sampler(t, func(c *Config) { c.Rootfs, c.RootDirectory = "/", n.path("var/lib/kubelet") })
-				point = n.path("data")
-			} else {
-				must(t, os.Symlink("/data/kubelet", n.path("var/lib/kubelet")))
-			}
-			table := func(options string) string {
-				return "1 1 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 8:2 / " + point + " rw - ext4 /dev/sda2 " + options + "\n"
-			}
-			n.write(t, "proc/1/mountinfo", table("rw"))
-			mount := func() Mount { return s.Sample().NodeFs.Mount }
-			if m := mount(); m.MountPoint != point || m.Source != "/dev/sda2" {
-				t.Errorf("mount %+v, want that of %s", m, point)
-			}
-			n.write(t, "proc/1/mountinfo", table("rw,emergency_ro"))
-			if option, ro := new(mount()).ReadOnly(); ro {
-				t.Errorf("looked up although nobody asked: %s", option)
-			}
-			s.Wake(CauseMounts)
-			if option, ro := new(mount()).ReadOnly(); !ro || option != "emergency_ro" {
-				t.Errorf("read-only %v by %q", ro, option)
-			}
-		})
-	}
-}
-
-func FuzzFindMount(f *testing.F) {
+func FuzzFind(f *testing.F) {
 	f.Add(nodeTable, "/", "/var/lib/kubelet")
 	f.Add(containerTable, "/host/root", "/var/lib/kubelet")
 	f.Add("1 2 0:1 / / rw - a b rw\n2 1 0:1 / / rw - a b rw\n", "/", "/")
 	f.Fuzz(func(t *testing.T, table, rootfs, path string) {
-		m, err := findMount(strings.NewReader(table), rootfs, "/"+path)
-		if (err != nil) != (m == Mount{}) {
+		m, err := find(strings.NewReader(table), rootfs, "/"+path)
+		if (err != nil) != (m == Info{}) {
 			t.Errorf("both %+v and %v", m, err)
 		}
 		below := filepath.Join("/", rootfs, path)
@@ -298,7 +264,7 @@ func FuzzFindMount(f *testing.F) {
 	})
 }
 
-func BenchmarkFindMount(b *testing.B) {
+func BenchmarkFind(b *testing.B) {
 	var table bytes.Buffer
 	table.WriteString(nodeTable)
 	for i := range 1000 {
@@ -306,7 +272,7 @@ func BenchmarkFindMount(b *testing.B) {
 	}
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := findMount(bytes.NewReader(table.Bytes()), "/", "/var/lib/kubelet"); err != nil {
+		if _, err := find(bytes.NewReader(table.Bytes()), "/", "/var/lib/kubelet"); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -1,4 +1,4 @@
-package probe
+package notify
 
 import (
 	"context"
@@ -14,29 +14,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NotifyCause is what a Notifier has heard of.
-type NotifyCause uint8
+// Cause is what a Notifier has heard of.
+type Cause uint8
 
 // The causes. The first three are in the order of Resource.
 const (
-	NotifyCPUStall    NotifyCause = iota // tasks stall on the CPU
-	NotifyMemoryStall                    // tasks stall on memory
-	NotifyIOStall                        // tasks stall on a disk
-	NotifyMounts                         // something was mounted, unmounted or remounted
-	NotifyCgroup                         // the pods reached a memory limit, or one lost a process to the OOM killer
-	NotifyLimits                         // somebody has set how many tasks there may be
+	CPUStall    Cause = iota // tasks stall on the CPU
+	MemoryStall              // tasks stall on memory
+	IOStall                  // tasks stall on a disk
+	Mounts                   // something was mounted, unmounted or remounted
+	Cgroup                   // the pods reached a memory limit, or one lost a process to the OOM killer
+	Limits                   // somebody has set how many tasks there may be
 
-	// NumNotifyCauses is the length of an array indexed by NotifyCause.
-	NumNotifyCauses = int(iota)
+	// NumCauses is the length of an array indexed by Cause.
+	NumCauses = int(iota)
 )
 
 // String returns the name used in logs and metrics.
-func (c NotifyCause) String() string {
-	return [NumNotifyCauses]string{"cpu_stall", "memory_stall", "io_stall", "mounts", "cgroup", "limits"}[c]
+func (c Cause) String() string {
+	return [NumCauses]string{"cpu_stall", "memory_stall", "io_stall", "mounts", "cgroup", "limits"}[c]
 }
 
-// NotifierConfig says what to listen to.
-type NotifierConfig struct {
+// Config says what to listen to.
+type Config struct {
 	// Procfs and Sysfs are where the node's /proc and /sys are mounted.
 	Procfs, Sysfs string
 	// Stalls are the stalls to hear of; nil means DefaultStallTriggers.
@@ -46,10 +46,10 @@ type NotifierConfig struct {
 	Logger *slog.Logger
 }
 
-// NotifySource is what became of one source, for preflight and the tier report.
-type NotifySource struct {
+// Source is what became of one source, for preflight and the tier report.
+type Source struct {
 	Name  string
-	Cause NotifyCause
+	Cause Cause
 	// Active says that the kernel wakes us, Detail by which file and under which
 	// terms.
 	Active bool
@@ -101,7 +101,7 @@ type watch struct {
 // source is a file that poll(2) reports on.
 type source interface {
 	name() string
-	cause() NotifyCause
+	cause() Cause
 	// events is what to ask poll for.
 	events() int16
 	// open returns a descriptor to poll, and what to say of it.
@@ -125,8 +125,8 @@ const (
 	maxGap = 10 * time.Second
 )
 
-// NewNotifier makes a Notifier. It opens nothing and starts no goroutine.
-func NewNotifier(cfg NotifierConfig) (*Notifier, error) {
+// New makes a Notifier. It opens nothing and starts no goroutine.
+func New(cfg Config) (*Notifier, error) {
 	for _, c := range []struct{ name, value string }{{"Procfs", cfg.Procfs}, {"Sysfs", cfg.Sysfs}} {
 		if !filepath.IsAbs(c.value) {
 			return nil, fmt.Errorf("%s: %q is not an absolute path", c.name, c.value)
@@ -164,7 +164,7 @@ var errRunning = errors.New("already running")
 // any case once after the last of a series. It returns when ctx ends, with its
 // cause, or when it cannot wait any more. A source that fails is no reason to
 // return; without any, Run just waits.
-func (n *Notifier) Run(ctx context.Context, notify func(NotifyCause)) error {
+func (n *Notifier) Run(ctx context.Context, notify func(Cause)) error {
 	if err := n.start(); err != nil {
 		return err
 	}
@@ -282,16 +282,16 @@ func (n *Notifier) lookAgain() {
 
 // Sources tells what became of the sources, in a fixed order. While Run does not
 // run, it opens each for a moment to find out.
-func (n *Notifier) Sources() []NotifySource {
+func (n *Notifier) Sources() []Source {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.wakeFD < 0 {
 		n.openMissing()
 		defer n.closeAll()
 	}
-	sources := make([]NotifySource, len(n.watches))
+	sources := make([]Source, len(n.watches))
 	for i, w := range n.watches {
-		sources[i] = NotifySource{
+		sources[i] = Source{
 			Name: w.source.name(), Cause: w.source.cause(),
 			Active: w.fd >= 0, Detail: w.detail, Err: w.err,
 		}

@@ -1,17 +1,11 @@
-package probe
+package cgroup
 
 import (
-	"errors"
-	"io/fs"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
-
-	"golang.org/x/sys/unix"
 )
 
-func TestParseContainer(t *testing.T) {
+func TestParse(t *testing.T) {
 	const (
 		uid      = "0123abcd-4567-89ef-0123-456789abcdef"
 		underUID = "0123abcd_4567_89ef_0123_456789abcdef"
@@ -60,7 +54,7 @@ func TestParseContainer(t *testing.T) {
 		"/podman/podxyz/" + id:                                           {"", id},
 		"/user.slice/podlike-pod1.slice/cri-containerd-" + id + ".scope": {"", id},
 	} {
-		if got, ok := ParseContainer(path); got != want || !ok {
+		if got, ok := Parse(path); got != want || !ok {
 			t.Errorf("%s:\ngot  %+v, %t\nwant %+v", path, got, ok, want)
 		}
 	}
@@ -69,19 +63,19 @@ func TestParseContainer(t *testing.T) {
 		"/system.slice/sshd.service", "/podman", "/pod" + uid, "/user.slice/user-pod1.slice", "/kubepods/pod",
 		"/docker/" + id[1:], "/docker/" + id + "0", "/docker/" + strings.ToUpper(id), "/x/kubepods-.slice",
 	} {
-		if got, ok := ParseContainer(path); ok || got != (Container{}) {
+		if got, ok := Parse(path); ok || got != (Container{}) {
 			t.Errorf("%s: got %+v, want none", path, got)
 		}
 	}
 }
 
-func FuzzParseContainer(f *testing.F) {
+func FuzzParse(f *testing.F) {
 	id := strings.Repeat("0a", 32)
 	f.Add("/kubepods/burstable/pod0123abcd-4567-89ef-0123-456789abcdef/" + id)
 	f.Add("/kubepods.slice/kubepods-pod0123abcd_4567.slice/crio-" + id + ".scope")
 	f.Add("/a/kubepods-pod1.slice:cri-containerd:" + id)
 	f.Fuzz(func(t *testing.T, path string) {
-		c, ok := ParseContainer(path)
+		c, ok := Parse(path)
 		switch {
 		case ok != (c != Container{}):
 			t.Errorf("both %+v and %t", c, ok)
@@ -91,75 +85,4 @@ func FuzzParseContainer(f *testing.F) {
 			t.Errorf("UID %q is not of one component", c.PodUID)
 		}
 	})
-}
-
-func TestCgroupPath(t *testing.T) {
-	group := newMemoryCgroup(t, "nodeprobe-test-path")
-	root := filepath.Dir(group.dir)
-	inner := filepath.Join(group.dir, "a b")
-	if err := os.Mkdir(inner, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.Remove(inner) })
-	var st unix.Stat_t
-	id := func(dir string) uint64 {
-		t.Helper()
-		if err := unix.Stat(dir, &st); err != nil {
-			t.Fatal(err)
-		}
-		return st.Ino
-	}
-	ids := map[string]uint64{"/": id(root), "/nodeprobe-test-path": id(group.dir), "/nodeprobe-test-path/a b": id(inner)}
-
-	ways := map[string]func(uint64) (string, error){
-		"either": func(id uint64) (string, error) { return CgroupPath("/sys/fs/cgroup", id) },
-		"walk":   func(id uint64) (string, error) { return cgroupByWalk(root, id) },
-		"handle": func(id uint64) (string, error) { return cgroupByHandle(root, id) },
-	}
-	check := func(t *testing.T, way func(uint64) (string, error), id uint64, want string, wantErr error) {
-		t.Helper()
-		got, err := way(id)
-		if errors.Is(err, unix.EPERM) || errors.Is(err, unix.ENOSYS) {
-			lacking(t, "CAP_DAC_READ_SEARCH: %v", err)
-		}
-		if got != want || !errors.Is(err, wantErr) {
-			t.Errorf("%d: got %q, %v; want %q, %v", id, got, err, want, wantErr)
-		}
-	}
-	for name, way := range ways {
-		t.Run(name, func(t *testing.T) {
-			for want, id := range ids {
-				check(t, way, id, want, nil)
-			}
-		})
-	}
-	if err := os.Remove(inner); err != nil {
-		t.Fatal(err)
-	}
-	for name, way := range ways {
-		t.Run(name+" when gone", func(t *testing.T) {
-			for _, id := range []uint64{ids["/nodeprobe-test-path/a b"], 0, 1 << 40, 1<<64 - 1} {
-				check(t, way, id, "", fs.ErrNotExist)
-			}
-		})
-	}
-	// Only part of the hierarchy is there to see.
-	if got, err := cgroupByHandle(group.dir, ids["/"]); err == nil {
-		t.Logf("the root of the hierarchy seen from below is %q", got)
-	}
-	if _, err := CgroupPath(t.TempDir(), 1); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("no hierarchy: got %v, want fs.ErrNotExist", err)
-	}
-}
-
-func BenchmarkCgroupPath(b *testing.B) {
-	dir, _ := memoryHierarchy("/sys/fs/cgroup")
-	for name, way := range map[string]func(string, uint64) (string, error){"handle": cgroupByHandle, "walk": cgroupByWalk} {
-		b.Run(name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				way(dir, 1<<40) // none: the dearest
-			}
-		})
-	}
 }

@@ -1,0 +1,147 @@
+package notify
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"time"
+
+	"github.com/nodeprobe/nodeprobe/probe"
+	"golang.org/x/sys/unix"
+)
+
+// StallTrigger is a stall to hear of: tasks stalled on a resource for a share of
+// a short window.
+type StallTrigger struct {
+	Resource probe.Resource
+	// Full asks that all tasks stall at once, not just some.
+	Full bool
+	// Share is the part of the window, above 0 and up to 1.
+	Share float64
+}
+
+// DefaultStallTriggers returns what is worth a look at the node. Stalls on
+// memory come long before there is none left, so little is enough; disks are
+// busy on healthy nodes too, and only count when nobody gets on. Waiting for a
+// CPU is nothing that any condition is about.
+func DefaultStallTriggers() []StallTrigger {
+	return []StallTrigger{
+		{Resource: probe.MemoryResource, Share: 0.05},
+		{Resource: probe.IO, Full: true, Share: 0.25},
+	}
+}
+
+func (t StallTrigger) validate() error {
+	if int(t.Resource) >= probe.NumResources {
+		return fmt.Errorf("resource: %d is unknown", t.Resource)
+	}
+	if !(t.Share > 0 && t.Share <= 1) { // NaN is neither
+		return fmt.Errorf("share: %v is not above 0 and up to 1", t.Share)
+	}
+	return nil
+}
+
+func (t StallTrigger) kind() string {
+	if t.Full {
+		return "full"
+	}
+	return "some"
+}
+
+// stallWindows are tried in this order. A process with CAP_SYS_RESOURCE may have
+// any from 500 ms to 10 s (newer kernels allow shorter ones, which cost more and
+// tell no more); without it, the kernel evaluates every 2 s and wants multiples
+// of that.
+var stallWindows = []time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second}
+
+// stallSource is a trigger on a file of /proc/pressure (Linux 5.2, CONFIG_PSI).
+// The kernel reports it at most once per window.
+type stallSource struct {
+	trigger StallTrigger
+	procfs  string
+}
+
+func (s *stallSource) name() string {
+	return "pressure_" + s.trigger.Resource.String() + "_" + s.trigger.kind()
+}
+
+func (s *stallSource) events() int16 { return unix.POLLPRI }
+
+func (s *stallSource) cause() Cause { return CPUStall + Cause(s.trigger.Resource) }
+
+func (s *stallSource) open() (int, string, error) {
+	fd, detail, err := s.openIn(s.procfs)
+	// Hints need a file that can be written, and containers get the host's /proc
+	// read-only. No namespace bounds PSI: the container's own /proc serves.
+	if s.procfs != "/proc" && errors.Is(err, unix.EROFS) {
+		return s.openIn("/proc")
+	}
+	return fd, detail, err
+}
+
+func (s *stallSource) openIn(procfs string) (int, string, error) {
+	path := filepath.Join(procfs, "pressure", s.trigger.Resource.String())
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, "", &fs.PathError{Op: "open", Path: path, Err: err}
+	}
+	// What follows writes, and a copy of somebody's /proc is not to be changed.
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(fd, &st); err != nil || st.Type != unix.PROC_SUPER_MAGIC {
+		unix.Close(fd)
+		return -1, "", &fs.PathError{Op: "set trigger on", Path: path, Err: cmp.Or(err, errNotProcfs)}
+	}
+	for _, window := range stallWindows {
+		threshold := max(1, int64(s.trigger.Share*float64(window.Microseconds())))
+		// The kernel puts a NUL in the place of the last byte.
+		request := fmt.Sprintf("%s %d %d\x00", s.trigger.kind(), threshold, window.Microseconds())
+		if _, err = unix.Write(fd, []byte(request)); err == nil {
+			return fd, fmt.Sprintf("%s, %s %.4g%% of %s", path, s.trigger.kind(), 100*s.trigger.Share, window), nil
+		}
+		if err != unix.EINVAL {
+			break
+		}
+	}
+	unix.Close(fd)
+	return -1, "", &fs.PathError{Op: "set trigger on", Path: path, Err: err}
+}
+
+var (
+	errPolled    = errors.New("poll reports an error")
+	errNotProcfs = errors.New("not on procfs")
+)
+
+func (s *stallSource) heard(_ int, revents int16) (bool, error) {
+	if revents&unix.POLLPRI == 0 || revents&(unix.POLLERR|unix.POLLHUP|unix.POLLNVAL) != 0 {
+		return false, fmt.Errorf("%s: %w: %#x", s.name(), errPolled, revents)
+	}
+	return true, nil
+}
+
+func (s *stallSource) stale(int) bool { return false }
+
+func (s *stallSource) remedy(err error) string {
+	switch {
+	case errors.Is(err, errNotProcfs):
+		return "mount the host's /proc at --path.procfs"
+	case errors.Is(err, unix.ENOENT):
+		return "run a kernel with CONFIG_PSI, and psi=1 on its command line if it is off by default"
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return "boot with psi=1 on the kernel's command line"
+	case errors.Is(err, unix.EPERM):
+		return "grant CAP_SYS_RESOURCE, or run Linux 6.5 or later (6.1.42 or later in the 6.1 series)"
+	case errors.Is(err, unix.EACCES):
+		return "run as root, and let AppArmor or SELinux allow writing to /proc/pressure"
+	case errors.Is(err, unix.EROFS):
+		return "mount /proc read-write"
+	case errors.Is(err, unix.EINVAL):
+		return "grant CAP_SYS_RESOURCE; if that does not help, the kernel does not know the trigger (cpu full: Linux 5.13)"
+	case errors.Is(err, unix.EIO):
+		return "run Linux 5.2 or later"
+	case errors.Is(err, unix.EBUSY):
+		return "none: somebody else has set a trigger on the same open file; report this"
+	}
+	return ""
+}
