@@ -1,12 +1,14 @@
 package main
 
 import (
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/nodeprobe/nodeprobe/bpf"
 	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/arm"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 )
 
@@ -18,11 +20,15 @@ func TestCapacityChanges(t *testing.T) {
 	tr := newTree(t, nil)
 	d, _ := testDaemon(t, tr, "evictionPressureTransitionPeriod: 0s\n")
 	var told []bpf.Watch
-	d.limits.watch = func(ws []bpf.Watch) error {
-		told = slices.Clone(ws)
-		return nil
-	}
-	d.limits.levels = func(l *bpf.Levels) { *l = bpf.Levels{} }
+	limits := arm.New(arm.Config{
+		Watch: func(ws []bpf.Watch) error {
+			told = slices.Clone(ws)
+			return nil
+		},
+		Levels: func(l *bpf.Levels) { *l = bpf.Levels{} },
+		Logger: slog.New(slog.DiscardHandler),
+	})
+	d.monitor.watch = limits.Update
 	for _, step := range []struct {
 		name, file, text string
 		condition        pressure.Condition

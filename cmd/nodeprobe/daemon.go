@@ -14,6 +14,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/bpf"
 	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/arm"
 	"github.com/nodeprobe/nodeprobe/probe/notify"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 	podusage "github.com/nodeprobe/nodeprobe/probe/usage"
@@ -25,7 +26,7 @@ type daemon struct {
 	sampler    *probe.Sampler
 	notifier   *notify.Notifier
 	monitor    *monitor
-	limits     *kernelLimits
+	limits     *arm.Limits
 	thresholds []pressure.Threshold
 	writer     writer // nil where there is no API server
 	victims    *podusage.Victims
@@ -90,8 +91,8 @@ func newDaemon(cfg *config, p *policy, paths paths, log *slog.Logger) (d *daemon
 		return d, fmt.Errorf("set up sampler: %w", err)
 	}
 	d.monitor = newMonitor(cfg, p, d.sampler.Healthy, log, reg)
-	d.limits = &kernelLimits{watch: d.sensor.Watch, levels: d.sensor.Levels, open: openDirectory, log: log}
-	d.monitor.watch = d.limits.update
+	d.limits = arm.New(arm.Config{Watch: d.sensor.Watch, Levels: d.sensor.Levels, Logger: log})
+	d.monitor.watch = d.limits.Update
 	reg.MustRegister(tierCollector{d.monitor, d.sensor.Hooks()})
 	if d.notifier, err = notify.New(notify.Config{Procfs: paths.procfs, Sysfs: paths.sysfs, Logger: log}); err != nil {
 		return d, fmt.Errorf("set up notifier: %w", err)

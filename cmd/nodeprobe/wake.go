@@ -42,7 +42,7 @@ func (d *daemon) wake(cause probe.Cause) {
 func (d *daemon) notified(cause notify.Cause) {
 	switch cause {
 	case notify.Mounts:
-		d.limits.stale.Store(true)
+		d.limits.Invalidate()
 		d.wake(probe.CauseMounts)
 		if d.writer != nil {
 			d.writer.mountsChanged()
@@ -79,7 +79,7 @@ func (d *daemon) kernelEvents(ctx context.Context) error {
 		age := time.Since(e.Time)
 		switch e.Kind {
 		case bpf.Stale:
-			d.limits.stale.Store(true)
+			d.limits.Invalidate()
 			d.wake(probe.CauseMounts)
 		case bpf.ReadOnly:
 			d.wake(probe.CauseMounts)

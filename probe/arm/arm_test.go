@@ -1,4 +1,4 @@
-package main
+package arm
 
 import (
 	"errors"
@@ -20,31 +20,32 @@ import (
 
 const gi = int64(1) << 30
 
-// limitsScene is a kernel that notes what it is to watch.
-type limitsScene struct {
-	*kernelLimits
+var begin = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+
+// scene is a node whose kernel keeps a record of what it is asked to watch.
+type scene struct {
+	*Limits
 	calls     [][]bpf.Watch
 	refuse    error
 	edges     bpf.Edges // of the first watch
 	verdicts  [pressure.NumConditions]pressure.Verdict
 	again     time.Duration // after the latest update
-	log       strings.Builder
+	logs      strings.Builder
 	snapshot  probe.Snapshot
 	estimates []pressure.Estimate
 	drift     int64 // of the kernel's figures
 }
 
-func newLimitsScene(t *testing.T, config pressure.Config) *limitsScene {
+func newScene(t *testing.T, config pressure.Config) *scene {
 	t.Helper()
-	thresholds, _, err := pressure.Parse(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &limitsScene{}
-	s.kernelLimits = &kernelLimits{log: slog.New(slog.NewTextHandler(&s.log, nil)), levels: s.seen, open: openDirectory, watch: func(ws []bpf.Watch) error {
-		s.calls = append(s.calls, slices.Clone(ws))
-		return s.refuse
-	}}
+	s := &scene{}
+	s.Limits = New(Config{
+		Logger: slog.New(slog.NewTextHandler(&s.logs, nil)), Levels: s.seen,
+		Watch: func(ws []bpf.Watch) error {
+			s.calls = append(s.calls, slices.Clone(ws))
+			return s.refuse
+		},
+	})
 	s.snapshot.Time = begin
 	for sig, capacity := range map[probe.Signal]int64{
 		probe.MemoryAvailable: 8 * gi, probe.NodeFsAvailable: 100 * gi, probe.NodeFsInodesFree: 1000, probe.PIDAvailable: 32768,
@@ -52,37 +53,49 @@ func newLimitsScene(t *testing.T, config pressure.Config) *limitsScene {
 		s.snapshot.Signals[sig] = probe.Observation{Available: capacity / 2, Capacity: capacity, OK: true}
 	}
 	s.snapshot.NodeFs = probe.Filesystem{Path: t.TempDir(), Reserved: 5 * gi}
-	s.estimates = slices.Clone(pressure.NewForecaster(thresholds).Observe(&s.snapshot))
+	s.limit(t, config)
 	return s
 }
 
+// limit replaces the limits.
+func (s *scene) limit(t *testing.T, config pressure.Config) {
+	t.Helper()
+	thresholds, _, err := pressure.Parse(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.estimates = slices.Clone(pressure.NewForecaster(thresholds).Observe(&s.snapshot))
+}
+
 // seen is what the kernel sees.
-func (s *limitsScene) seen(l *bpf.Levels) {
+func (s *scene) seen(l *bpf.Levels) {
 	l.Watches[0].Pressure = s.edges
 	if len(s.calls) == 0 {
 		return
 	}
-	_, of := watches(nil, nil, &s.snapshot, s.estimates)
-	told := s.calls[len(s.calls)-1]
-	for i, e := range of[:min(len(of), len(told))] {
-		l.Watches[i].Value = s.snapshot.Signals[s.estimates[e].Signal].Available + s.drift
-		if told[i].Figure == bpf.FreeBytes {
+	signals := map[bpf.Figure]probe.Signal{
+		bpf.WorkingSet: probe.MemoryAvailable, bpf.PIDs: probe.PIDAvailable,
+		bpf.FreeBytes: probe.NodeFsAvailable, bpf.FreeInodes: probe.NodeFsInodesFree,
+	}
+	for i, w := range s.calls[len(s.calls)-1] {
+		l.Watches[i].Value = s.snapshot.Signals[signals[w.Figure]].Available + s.drift
+		if w.Figure == bpf.FreeBytes {
 			l.Watches[i].Value += s.snapshot.NodeFs.Reserved
 		}
 	}
 }
 
-func (s *limitsScene) after(d time.Duration) []bool {
+func (s *scene) after(d time.Duration) []bool {
 	s.snapshot.Time = s.snapshot.Time.Add(d)
-	var watched []bool
-	watched, s.again = s.update(&s.snapshot, s.estimates, s.verdicts[:])
-	return watched
+	var relied []bool
+	relied, s.again = s.Update(&s.snapshot, s.estimates, s.verdicts[:])
+	return relied
 }
 
 // A limit that is beyond everything is put to the kernel too, and takes no other
 // along.
 func TestAbsurdLimits(t *testing.T) {
-	s := newLimitsScene(t, pressure.Config{
+	s := newScene(t, pressure.Config{
 		Hard:           map[string]string{"memory.available": "8Ei", "nodefs.available": "8Ei", "nodefs.inodesFree": "8Ei", "pid.available": "8Ei"},
 		MinimumReclaim: map[string]string{"memory.available": "8Ei", "pid.available": "1000%"},
 	})
@@ -98,7 +111,7 @@ func TestAbsurdLimits(t *testing.T) {
 
 // Every limit is put to the kernel in the kernel's own figures.
 func TestWatches(t *testing.T) {
-	s := newLimitsScene(t, pressure.Config{
+	s := newScene(t, pressure.Config{
 		Hard: map[string]string{
 			"memory.available": "100Mi", "nodefs.available": "10%", "nodefs.inodesFree": "5%", "pid.available": "50%",
 			"imagefs.available": "15%", // could not be read
@@ -134,7 +147,7 @@ func TestWatches(t *testing.T) {
 // The kernel is told anew when something changed that it cannot know, and not at
 // each sample.
 func TestWatchesAreSetAnew(t *testing.T) {
-	s := newLimitsScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5%", "nodefs.available": "10%"}})
+	s := newScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5%", "nodefs.available": "10%"}})
 	for _, step := range []struct {
 		name   string
 		change func()
@@ -145,7 +158,7 @@ func TestWatchesAreSetAnew(t *testing.T) {
 		{"memory was plugged in", func() { s.snapshot.Signals[probe.MemoryAvailable].Capacity *= 2 }, 2},
 		{"another filesystem", func() { s.snapshot.NodeFs.Path = t.TempDir() }, 3},
 		{"root keeps more", func() { s.snapshot.NodeFs.Reserved++ }, 4},
-		{"mounts changed", func() { s.stale.Store(true) }, 5},
+		{"mounts changed", func() { s.Invalidate() }, 5},
 		{"nothing again", func() {}, 5},
 		{"memory cannot be read", func() { s.snapshot.Signals[probe.MemoryAvailable].OK = false }, 6},
 	} {
@@ -163,7 +176,7 @@ func TestWatchesAreSetAnew(t *testing.T) {
 
 // What the kernel cannot watch is polled, and said once.
 func TestRefusedWatchesArePolled(t *testing.T) {
-	s := newLimitsScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5%", "nodefs.available": "10%", "pid.available": "5%"}})
+	s := newScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5%", "nodefs.available": "10%", "pid.available": "5%"}})
 	notExt4 := errors.New("not ext4")
 	s.refuse = bpf.WatchErrors{{Watch: 1, Figure: bpf.FreeBytes, Err: notExt4}}
 	for range 3 {
@@ -171,8 +184,8 @@ func TestRefusedWatchesArePolled(t *testing.T) {
 			t.Errorf("watched %v, want %v", got, want)
 		}
 	}
-	if n := strings.Count(s.log.String(), "limits in the kernel"); n != 1 || !strings.Contains(s.log.String(), "not ext4") {
-		t.Errorf("logged %d times: %s", n, s.log.String())
+	if n := strings.Count(s.logs.String(), "limits in the kernel"); n != 1 || !strings.Contains(s.logs.String(), "not ext4") {
+		t.Errorf("logged %d times: %s", n, s.logs.String())
 	}
 	s.refuse = errors.New("sensor is closed")
 	if got := s.after(rearmInterval); slices.Contains(got, true) {
@@ -188,7 +201,7 @@ func TestRefusedWatchesArePolled(t *testing.T) {
 // because memory was plugged in or because the kernel counts otherwise; a burst
 // of allocations is nothing of the kind.
 func TestDriftIsPolled(t *testing.T) {
-	s := newLimitsScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5%", "nodefs.available": "10%"}})
+	s := newScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5%", "nodefs.available": "10%"}})
 	for _, step := range []struct {
 		name    string
 		drift   int64
@@ -217,15 +230,15 @@ func TestDriftIsPolled(t *testing.T) {
 			t.Errorf("%s: %d calls, want %d", step.name, len(s.calls), step.calls)
 		}
 	}
-	if want := "memory.available: the kernel's figure is off by 2147483648 bytes"; !strings.Contains(s.log.String(), want) {
-		t.Errorf("not logged: %s", s.log.String())
+	if want := "memory.available: the kernel's figure is off by 2147483648 bytes"; !strings.Contains(s.logs.String(), want) {
+		t.Errorf("not logged: %s", s.logs.String())
 	}
 }
 
 // A filesystem that is filled into what root may have is not off: nothing is
 // available there.
 func TestNoDriftInReserve(t *testing.T) {
-	s := newLimitsScene(t, pressure.Config{Hard: map[string]string{"nodefs.available": "10%"}})
+	s := newScene(t, pressure.Config{Hard: map[string]string{"nodefs.available": "10%"}})
 	s.snapshot.Signals[probe.NodeFsAvailable].Available = 0
 	s.drift = -3 * gi // of the 5 in reserve
 	for range 3 {
@@ -237,10 +250,10 @@ func TestNoDriftInReserve(t *testing.T) {
 
 // A sample that changes nothing about the limits costs no garbage.
 func TestWatchesAllocateNothing(t *testing.T) {
-	s := newLimitsScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5%", "nodefs.available": "10%", "pid.available": "5%"}})
+	s := newScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5%", "nodefs.available": "10%", "pid.available": "5%"}})
 	s.after(0)
-	s.kernelLimits.levels = func(*bpf.Levels) {} // the scene's own makes some
-	if n := testing.AllocsPerRun(100, func() { s.update(&s.snapshot, s.estimates, s.verdicts[:]) }); n > 0 {
+	s.cfg.Levels = func(*bpf.Levels) {} // the scene's own makes some
+	if n := testing.AllocsPerRun(100, func() { s.Update(&s.snapshot, s.estimates, s.verdicts[:]) }); n > 0 {
 		t.Errorf("%v allocations", n)
 	}
 }
@@ -253,7 +266,7 @@ func TestKernelAheadOfSample(t *testing.T) {
 		limit, above = int64(100 << 20), int64(110 << 20)
 		ms           = time.Millisecond
 	)
-	s := newLimitsScene(t, pressure.Config{Hard: map[string]string{"memory.available": "100Mi", "nodefs.available": "10%"}})
+	s := newScene(t, pressure.Config{Hard: map[string]string{"memory.available": "100Mi", "nodefs.available": "10%"}})
 	for _, step := range []struct {
 		name     string
 		after    time.Duration
@@ -300,7 +313,7 @@ func TestKernelAheadOfSample(t *testing.T) {
 // A figure that is back, but not as far as the kernel wants it to be, may go under
 // again without a word from the kernel.
 func TestSilentReturnIsPolled(t *testing.T) {
-	s := newLimitsScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5%", "nodefs.available": "10%", "nodefs.inodesFree": "5%"}})
+	s := newScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5%", "nodefs.available": "10%", "nodefs.inodesFree": "5%"}})
 	s.snapshot.Signals[probe.MemoryAvailable].OK = false // so that the kernel's indexes are not ours
 	for _, step := range []struct {
 		name     string
@@ -327,12 +340,12 @@ func TestSilentReturnIsPolled(t *testing.T) {
 // Other thresholds, be they as many or not, are put to the kernel at once, and what
 // it said of the old ones counts no more.
 func TestChangedLimits(t *testing.T) {
-	s := newLimitsScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5Gi", "pid.available": "5%"}})
+	s := newScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5Gi", "pid.available": "5%"}})
 	s.edges = 1 // though the sample of the first look is as good as the limit
 	s.snapshot.Signals[probe.MemoryAvailable].Available = 5 * gi
 	s.estimates[0].Headroom = 0
 	s.after(0)
-	if s.after(time.Second); !s.ahead[0] {
+	if s.after(time.Second); !s.plan.limits[0].ahead {
 		t.Fatal("the kernel is not ahead of the sample")
 	}
 	for _, hard := range []map[string]string{
@@ -341,11 +354,7 @@ func TestChangedLimits(t *testing.T) {
 		{"pid.available": "7%"},
 		{},
 	} {
-		thresholds, _, err := pressure.Parse(pressure.Config{Hard: hard})
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.estimates = slices.Clone(pressure.NewForecaster(thresholds).Observe(&s.snapshot))
+		s.limit(t, pressure.Config{Hard: hard})
 		calls := len(s.calls)
 		s.edges = 0
 		watched := s.after(time.Millisecond)
@@ -366,10 +375,10 @@ func TestChangedLimits(t *testing.T) {
 // it is waited for once, opened once, and watched again when it is back.
 func TestHungFilesystemIsNotWatched(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newLimitsScene(t, pressure.Config{Hard: map[string]string{"memory.available": "100Mi", "nodefs.available": "10%"}})
+		s := newScene(t, pressure.Config{Hard: map[string]string{"memory.available": "100Mi", "nodefs.available": "10%"}})
 		var opens atomic.Int32
 		gate := make(chan struct{})
-		s.open = func(path string) (*os.File, error) {
+		s.cfg.Open = func(path string) (*os.File, error) {
 			opens.Add(1)
 			<-gate
 			return openDirectory(path)

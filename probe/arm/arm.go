@@ -1,0 +1,178 @@
+// Package arm has the kernel watch the limits, so that a crossing wakes the sampler when
+// it happens and nothing does otherwise. What the kernel cannot watch (no BPF, no timers,
+// not ext4) is left to the sampler's pace.
+//
+// The kernel's figures are relied on only while they agree with the samples: memory may
+// be plugged in, or counted in ways that the BPF programs do not know.
+package arm
+
+import (
+	"errors"
+	"log/slog"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/deadline"
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+)
+
+// Config is the configuration of Limits.
+type Config struct {
+	// Watch puts watches in force, as bpf.Sensor.Watch does.
+	Watch func([]bpf.Watch) error
+	// Levels reads what the kernel knows about them, as bpf.Sensor.Levels does.
+	Levels func(*bpf.Levels)
+	// Open opens a directory that names its filesystem; it may hang. Nil stands for
+	// open(2) with O_PATH.
+	Open func(path string) (*os.File, error)
+	// Logger receives a line whenever another set of limits is watched.
+	Logger *slog.Logger
+}
+
+// Limits keeps the kernel's watches in step with the limits.
+type Limits struct {
+	cfg     Config
+	invalid atomic.Bool
+
+	// Owned by Update.
+	plan    plan
+	levels  bpf.Levels
+	relied  []bool
+	opening [numFilesystems]deadline.Worker[opened]
+}
+
+// New returns Limits of which none is watched yet.
+func New(cfg Config) *Limits {
+	if cfg.Open == nil {
+		cfg.Open = openDirectory
+	}
+	return &Limits{cfg: cfg, plan: newPlan()}
+}
+
+// Invalidate makes the next Update set all watches again: a filesystem may no longer be
+// what it was. It is safe for concurrent use, and does not block.
+func (l *Limits) Invalidate() { l.invalid.Store(true) }
+
+// Update sets the watches that follow from a snapshot, its estimates and its verdicts (by
+// Condition). relied reports for each estimate whether the kernel will send an event when
+// its limit is crossed; it is valid until the next call. If the kernel has reported
+// pressure that the sample does not show, as two CPUs may learn of a task at different
+// times, the next sample is due after again, which is 0 otherwise.
+//
+// It allocates nothing unless watches are set, which takes up to 100 ms per filesystem
+// that does not answer. It must not be called concurrently.
+func (l *Limits) Update(s *probe.Snapshot, estimates []pressure.Estimate, verdicts []pressure.Verdict) (relied []bool, again time.Duration) {
+	l.cfg.Levels(&l.levels)
+	due, again := l.plan.step(input{s, estimates, verdicts, &l.levels, l.invalid.Swap(false)})
+	if due {
+		l.arm(s)
+	}
+	l.relied = l.relied[:0]
+	for i := range l.plan.limits {
+		l.relied = append(l.relied, l.plan.limits[i].relied())
+	}
+	return l.relied, again
+}
+
+// arm sets the watches that the plan wants, and compares the kernel's figures with the
+// sample.
+func (l *Limits) arm(s *probe.Snapshot) {
+	watches, closeAll := l.open(s)
+	defer closeAll()
+	err := l.cfg.Watch(watches)
+	l.plan.armed(s, err)
+	l.cfg.Levels(&l.levels)
+	l.log(errors.Join(err, l.plan.verify(s, &l.levels)))
+}
+
+// log logs once per change which limits the kernel watches.
+func (l *Limits) log(err error) {
+	if !l.plan.changed() {
+		return
+	}
+	var watched, polled []string
+	for i := range l.plan.limits {
+		if limit := &l.plan.limits[i]; limit.watched {
+			watched = append(watched, limit.threshold.String())
+		} else {
+			polled = append(polled, limit.threshold.String())
+		}
+	}
+	attrs := []any{"watched", strings.Join(watched, " "), "polled", strings.Join(polled, " ")}
+	if err != nil {
+		attrs = append(attrs, "err", err)
+	}
+	l.cfg.Logger.Info("limits in the kernel", attrs...)
+}
+
+// openTimeout bounds the opening of a filesystem, which has just answered the sample: the
+// verdict waits meanwhile.
+const openTimeout = 100 * time.Millisecond
+
+// opened is a directory of a filesystem. One that arrives after the timeout is closed by
+// the garbage collector.
+type opened struct {
+	file *os.File
+	err  error
+}
+
+func openDirectory(path string) (*os.File, error) {
+	return os.OpenFile(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+}
+
+// open returns the watches that the plan wants and gives each limit its slot. Watches of
+// filesystems get descriptors, which the kernel needs only while they are set; those whose
+// filesystem cannot be opened are left out.
+func (l *Limits) open(s *probe.Snapshot) (watches []bpf.Watch, closeAll func()) {
+	files := map[string]*os.File{}
+	for i := range l.plan.limits {
+		limit := &l.plan.limits[i]
+		limit.slot = -1
+		if limit.want == (bpf.Watch{}) {
+			continue
+		}
+		w := limit.want
+		if fs, ok := filesystemOf(limit.threshold.Signal); ok {
+			path := fs.in(s).Path
+			file, known := files[path]
+			if !known {
+				file = l.openFilesystem(path, &l.opening[fs])
+				files[path] = file
+			}
+			if file == nil {
+				continue
+			}
+			w.FD = int(file.Fd())
+		}
+		limit.slot = len(watches)
+		watches = append(watches, w)
+	}
+	return watches, func() {
+		for _, file := range files {
+			file.Close() // harmless if it is nil
+		}
+	}
+}
+
+// openFilesystem returns nil if the directory cannot be opened. One that does not answer
+// is opened again after the next sample.
+func (l *Limits) openFilesystem(path string, worker *deadline.Worker[opened]) *os.File {
+	o, err := worker.Do(openTimeout, "open "+path, func() (o opened) {
+		o.file, o.err = l.cfg.Open(path)
+		return o
+	})
+	if err != nil {
+		l.Invalidate()
+		return nil
+	}
+	if o.err != nil {
+		return nil
+	}
+	return o.file
+}

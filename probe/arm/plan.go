@@ -1,0 +1,196 @@
+package arm
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"time"
+
+	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+)
+
+const (
+	// rearmInterval is how often the watches are set again although nothing is known to
+	// have changed: the space that a filesystem reserves for root may have.
+	rearmInterval = time.Minute
+	// tightenInterval bounds how often a figure that hovers at its limit wakes the sampler.
+	tightenInterval = 100 * time.Millisecond
+	// minAgain is the time from a sample that did not show the pressure that the kernel
+	// reported to the next. It doubles up to maxAgain, as the two may count differently
+	// by some MiB: a figure that stays between them may go under the limit for both, and
+	// the kernel would have nothing to report.
+	minAgain, maxAgain = 10 * time.Millisecond, 500 * time.Millisecond
+)
+
+// plan decides which watches the kernel should have. It is pure: what it is decided from
+// comes in with the call, and whoever calls sets the watches.
+//
+//	due, again := step(input)
+//	if due: set the watches that limits want, each in its slot; armed(err); verify(levels)
+type plan struct {
+	cpus   int64
+	limits []limit // one per estimate; nil before the first step
+	// since is when some limit began to be ahead, zero if none is. While tight, the
+	// kernel reports the end of its pressure as soon as the figure is back at the limit,
+	// rather than well above it. tightened is when that began last.
+	since, tightened time.Time
+	tight            bool
+	at               time.Time              // when the watches were set last
+	paths            [numFilesystems]string // of the filesystems then
+	logged           bool                   // which of the limits are watched
+}
+
+func newPlan() plan { return plan{cpus: int64(runtime.NumCPU())} }
+
+// input is what a step is decided from.
+type input struct {
+	snapshot  *probe.Snapshot
+	estimates []pressure.Estimate
+	verdicts  []pressure.Verdict // by Condition
+	levels    *bpf.Levels        // in the kernel, by slot
+	invalid   bool               // what is in force may be about another filesystem
+}
+
+// step decides what each limit wants, and reports whether the watches have to be set. The
+// next sample is due after again, if that is not 0.
+func (p *plan) step(in input) (due bool, again time.Duration) {
+	due = in.invalid
+	if !p.covers(in.estimates) {
+		p.reset(in.estimates)
+		due = true
+	}
+	again = p.compare(&in)
+	due = due || p.doubtful() || in.snapshot.Time.Sub(p.at) >= rearmInterval || p.paths != paths(in.snapshot)
+	watches := 0
+	for i := range p.limits {
+		l := &p.limits[i]
+		l.want = bpf.Watch{}
+		if watches < bpf.MaxWatches {
+			l.want = wanted(l.threshold, in.snapshot)
+		}
+		if l.want != (bpf.Watch{}) {
+			watches++
+			if p.tight && l.ahead {
+				l.want.Above = l.want.Below
+			}
+		}
+		due = due || l.want != l.asked
+	}
+	return due, again
+}
+
+// covers reports whether the limits are those of the estimates.
+func (p *plan) covers(estimates []pressure.Estimate) bool {
+	return p.limits != nil && slices.EqualFunc(p.limits, estimates, func(l limit, e pressure.Estimate) bool {
+		return l.threshold == e.Threshold
+	})
+}
+
+// reset starts afresh with other limits. The kernel's watches stay in force until others
+// are set.
+func (p *plan) reset(estimates []pressure.Estimate) {
+	p.limits = make([]limit, len(estimates))
+	for i := range estimates {
+		p.limits[i] = limit{threshold: estimates[i].Threshold, slot: -1}
+	}
+	p.since, p.tight, p.logged = time.Time{}, false, false
+}
+
+// compare finds the limits for which the kernel reports pressure and the sample shows
+// none. Either the figure was below its limit only for a moment, as an ext4 filesystem's
+// is while it writes back, or it is not yet back where pressure ends for the kernel. If it
+// went under again, the kernel would not report that, as for the kernel it never was back.
+// That matters once the condition is over: until then a sample is due at the end of its
+// transition period.
+func (p *plan) compare(in *input) (again time.Duration) {
+	now, ahead := in.snapshot.Time, false
+	for i := range p.limits {
+		l, e := &p.limits[i], &in.estimates[i]
+		l.ahead = l.slot >= 0 && in.levels.Watches[l.slot].Pressure.On() && e.Headroom >= 0 &&
+			in.verdicts[l.threshold.Condition()].Status != pressure.True
+		ahead = ahead || l.ahead
+	}
+	if !ahead {
+		p.since, p.tight = time.Time{}, false
+		return 0
+	}
+	if p.since.IsZero() {
+		p.since = now
+	}
+	if !p.tight && now.Sub(p.tightened) >= tightenInterval {
+		p.tight, p.tightened = true, now
+	}
+	// As long again as it has lasted so far.
+	return min(max(now.Sub(p.since), minAgain), maxAgain)
+}
+
+// doubtful reports whether a figure of the kernel's was far off, and must be looked at
+// again.
+func (p *plan) doubtful() bool {
+	for i := range p.limits {
+		if p.limits[i].drift.doubtful() {
+			return true
+		}
+	}
+	return false
+}
+
+// armed takes note that the watches were set by a snapshot, and of the error of that.
+func (p *plan) armed(s *probe.Snapshot, err error) {
+	p.at, p.paths = s.Time, paths(s)
+	var refused bpf.WatchErrors
+	failed := err != nil && !errors.As(err, &refused)
+	for i := range p.limits {
+		l := &p.limits[i]
+		if failed { // nothing was set
+			l.slot, l.asked = -1, bpf.Watch{}
+		} else {
+			l.asked = l.want
+		}
+		l.watched = l.slot >= 0 && !slices.ContainsFunc(refused, func(r bpf.WatchError) bool { return r.Watch == l.slot })
+	}
+}
+
+// verify compares the kernel's figures with the sampled ones. A limit whose figures
+// disagree is polled as if the kernel did not watch it.
+func (p *plan) verify(s *probe.Snapshot, levels *bpf.Levels) error {
+	var errs []error
+	for i := range p.limits {
+		l := &p.limits[i]
+		if !l.watched {
+			l.drift = drift{}
+			continue
+		}
+		signal := l.threshold.Signal
+		kernel := levels.Watches[l.slot].Value
+		if l.want.Figure == bpf.FreeBytes {
+			kernel = max(0, kernel-reserved(s, signal))
+		}
+		l.drift.observe(kernel, s.Signals[signal].Available, slack(l.want.Figure, p.cpus))
+		if l.drift.sure {
+			l.watched = false
+			errs = append(errs, fmt.Errorf("%s: the kernel's figure is off by %d %s", signal, l.drift.offset, signal.Unit()))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// changed reports whether other limits are watched than when it was called last.
+func (p *plan) changed() bool {
+	changed := !p.logged
+	p.logged = true
+	for i := range p.limits {
+		l := &p.limits[i]
+		changed = changed || l.watched != l.logged
+		l.logged = l.watched
+	}
+	return changed
+}
+
+// paths returns where the filesystems of a snapshot are.
+func paths(s *probe.Snapshot) [numFilesystems]string {
+	return [...]string{nodeFs: s.NodeFs.Path, imageFs: s.ImageFs.Path}
+}
