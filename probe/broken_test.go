@@ -13,6 +13,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/probe/hotfile"
+
 	"github.com/nodeprobe/nodeprobe/probe/cgroup"
 	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
 )
@@ -146,8 +148,8 @@ func TestBothTaskLimitsBroken(t *testing.T) {
 	got := *n.sampler(t).Sample()
 	want := fullSnapshot()
 	err := got.Errors[SourceTaskLimit]
-	probetest.CheckError(t, err, errZero)
-	probetest.CheckError(t, err, errNumber)
+	probetest.CheckError(t, err, hotfile.ErrZero)
+	probetest.CheckError(t, err, hotfile.ErrNumber)
 	want.Errors[SourceTaskLimit] = err
 	loseTasks(&want, err)
 	if d := diff(want, got); d != "" {
@@ -162,7 +164,7 @@ func TestHugeMemoryFails(t *testing.T) {
 		"proc/meminfo": replaceField(meminfoText, "AnonPages", "9007199254740991", "Cached", "9007199254740991"),
 	}).boot(t)
 	snap := n.sampler(t).Sample()
-	probetest.CheckError(t, snap.Errors[SourceMemoryCgroup], errRange)
+	probetest.CheckError(t, snap.Errors[SourceMemoryCgroup], hotfile.ErrRange)
 	if snap.Memory.CgroupOK || snap.Signals[MemoryAvailable].OK {
 		t.Errorf("%+v", snap.Memory)
 	}

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/nodeprobe/nodeprobe/probe/hotfile"
+
 	"github.com/prometheus/procfs"
 )
 
@@ -23,13 +25,13 @@ func readCPUs(procfsRoot, sysfsRoot string, at func(path string)) (int64, error)
 	at(online)
 	b, err := os.ReadFile(online)
 	if err == nil {
-		line, _, whole := nextLine(b)
+		line, _, whole := hotfile.NextLine(b)
 		n, err := countList(string(line))
 		if err == nil && !whole {
-			err = errCut
+			err = hotfile.ErrCut
 		}
 		if err != nil {
-			return 0, readError(online, lineError(line, err))
+			return 0, readError(online, hotfile.LineError(line, err))
 		}
 		return n, nil
 	}
@@ -141,9 +143,9 @@ func readHugePagePool(dir, name string, at func(path string)) (HugePages, error)
 	if err != nil {
 		return pool, fmt.Errorf("read huge pages: %w", err)
 	}
-	n, err := parseNumberFile(b)
+	n, err := hotfile.ParseNumber(b)
 	if err == nil && n > math.MaxInt64/pool.PageSize {
-		err = errRange
+		err = hotfile.ErrRange
 	}
 	if err != nil {
 		return pool, readError(path, err)

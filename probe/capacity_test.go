@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nodeprobe/nodeprobe/probe/hotfile"
+
 	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
 
 	"github.com/google/go-cmp/cmp"
@@ -106,11 +108,11 @@ func TestReadHugePages(t *testing.T) {
 			machine: two.with(machine{hugepages + "hugepages-64kB/free_hugepages": "0\n"}), want: []HugePages{{2 * mi, 512}, {1024 * mi, 1}},
 		},
 		{
-			name: "more bytes than there can be", err: errRange,
+			name: "more bytes than there can be", err: hotfile.ErrRange,
 			machine: machine{hugepages + "hugepages-2048kB/nr_hugepages": "4398046511104\n"}, want: []HugePages{},
 		},
-		{name: "negative", err: errNegative, machine: machine{hugepages + "hugepages-2048kB/nr_hugepages": "-1\n"}, want: []HugePages{}},
-		{name: "cut", err: errCut, machine: machine{hugepages + "hugepages-2048kB/nr_hugepages": "51"}, want: []HugePages{}},
+		{name: "negative", err: hotfile.ErrNegative, machine: machine{hugepages + "hugepages-2048kB/nr_hugepages": "-1\n"}, want: []HugePages{}},
+		{name: "cut", err: hotfile.ErrCut, machine: machine{hugepages + "hugepages-2048kB/nr_hugepages": "51"}, want: []HugePages{}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var c Capacity
@@ -151,7 +153,7 @@ func TestReadHugePagesKeepsWhatItKnows(t *testing.T) {
 	}
 	n.Write(t, path, "garbage\n")
 	n.Write(t, hugepages+"hugepages-64kB/nr_hugepages", "2\n")
-	probetest.CheckError(t, takeHugePages(&c, n.Path("sys")), errNumber)
+	probetest.CheckError(t, takeHugePages(&c, n.Path("sys")), hotfile.ErrNumber)
 	want := []HugePages{{64 << 10, 2}, {2 << 20, 512}}
 	if d := cmp.Diff(want, pools(t, c)); d != "" {
 		t.Errorf("one pool is broken (-want +got):\n%s", d)

@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/probe/hotfile"
+
 	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
 )
 
@@ -92,7 +94,7 @@ func TestPodsThatCannotBeReadAreReadAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newMemoryReader("/nowhere")
 		reads := 0
-		answers := []Observation{{Err: errZero}, {}, {OK: true}}
+		answers := []Observation{{Err: hotfile.ErrZero}, {}, {OK: true}}
 		r.readPods = func(error) (Observation, error) {
 			time.Sleep(time.Second)
 			reads++

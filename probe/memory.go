@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/probe/hotfile"
+
 	"github.com/nodeprobe/nodeprobe/probe/cgroup"
 )
 
@@ -17,7 +19,7 @@ import (
 // memory.stat of the root has the kernel add up what every cgroup has counted since
 // somebody last asked: milliseconds where thousands of them are busy.
 type memoryReader struct {
-	meminfo hotFile
+	meminfo hotfile.File
 	root    string // of the memory controller
 	version cgroup.Version
 	none    bool // there are cgroups, and no memory controller
@@ -31,29 +33,29 @@ type memoryReader struct {
 	// allocates nothing.
 	mem      Memory
 	swap     Swap
-	memTable []tableKey
+	memTable []hotfile.Key
 
 	// The root cgroup's account: anonymous memory, and file cache in three parts.
 	anon, cached, buffers, swapCached int64
-	cgroupTable                       []tableKey
+	cgroupTable                       []hotfile.Key
 }
 
 func newMemoryReader(procfs string) *memoryReader {
-	r := &memoryReader{meminfo: newHotFile(filepath.Join(procfs, "meminfo"))}
+	r := &memoryReader{meminfo: hotfile.New(filepath.Join(procfs, "meminfo"))}
 	r.readPods = r.readPodsCgroup
-	r.memTable = []tableKey{
-		{name: "MemTotal", value: &r.mem.Total, kib: true},
-		{name: "MemFree", value: &r.mem.Free, kib: true},
-		{name: "MemAvailable", value: &r.mem.Available, kib: true},
-		{name: "SwapTotal", value: &r.swap.Total, kib: true},
-		{name: "SwapFree", value: &r.swap.Free, kib: true},
+	r.memTable = []hotfile.Key{
+		{Name: "MemTotal", Value: &r.mem.Total, KiB: true},
+		{Name: "MemFree", Value: &r.mem.Free, KiB: true},
+		{Name: "MemAvailable", Value: &r.mem.Available, KiB: true},
+		{Name: "SwapTotal", Value: &r.swap.Total, KiB: true},
+		{Name: "SwapFree", Value: &r.swap.Free, KiB: true},
 	}
-	r.cgroupTable = []tableKey{
-		{name: "AnonPages", value: &r.anon, kib: true},
-		{name: "Cached", value: &r.cached, kib: true},
-		{name: "Buffers", value: &r.buffers, kib: true},
-		{name: "SwapCached", value: &r.swapCached, kib: true},
-		{name: "Inactive(file)", value: &r.mem.InactiveFile, kib: true},
+	r.cgroupTable = []hotfile.Key{
+		{Name: "AnonPages", Value: &r.anon, KiB: true},
+		{Name: "Cached", Value: &r.cached, KiB: true},
+		{Name: "Buffers", Value: &r.buffers, KiB: true},
+		{Name: "SwapCached", Value: &r.swapCached, KiB: true},
+		{Name: "Inactive(file)", Value: &r.mem.InactiveFile, KiB: true},
 	}
 	return r
 }
@@ -73,10 +75,10 @@ type memoryCgroup struct {
 	dir     string
 	version cgroup.Version
 
-	stat, usage, limit hotFile
+	stat, usage, limit hotfile.File
 
 	inactive int64
-	table    []tableKey
+	table    []hotfile.Key
 }
 
 // locate points the cgroup at dir. Files stay open if nothing changed.
@@ -89,29 +91,29 @@ func (c *memoryCgroup) locate(dir string, version cgroup.Version) {
 	if dir == "" || version == cgroup.None {
 		return
 	}
-	c.stat = newHotFile(filepath.Join(dir, "memory.stat"))
+	c.stat = hotfile.New(filepath.Join(dir, "memory.stat"))
 	if version == cgroup.V1 {
-		c.usage = newHotFile(filepath.Join(dir, "memory.usage_in_bytes"))
-		c.limit = newHotFile(filepath.Join(dir, "memory.limit_in_bytes"))
-		c.table = []tableKey{{name: "total_inactive_file", value: &c.inactive}}
+		c.usage = hotfile.New(filepath.Join(dir, "memory.usage_in_bytes"))
+		c.limit = hotfile.New(filepath.Join(dir, "memory.limit_in_bytes"))
+		c.table = []hotfile.Key{{Name: "total_inactive_file", Value: &c.inactive}}
 	} else {
-		c.usage = newHotFile(filepath.Join(dir, "memory.current"))
-		c.limit = newHotFile(filepath.Join(dir, "memory.max"))
-		c.table = []tableKey{{name: "inactive_file", value: &c.inactive}}
+		c.usage = hotfile.New(filepath.Join(dir, "memory.current"))
+		c.limit = hotfile.New(filepath.Join(dir, "memory.max"))
+		c.table = []hotfile.Key{{Name: "inactive_file", Value: &c.inactive}}
 	}
 }
 
 // read returns what the cgroup uses, and how much of that is file cache that
 // the kernel would drop first, both in bytes.
 func (c *memoryCgroup) read() (usage, inactive int64, err error) {
-	b, err := c.stat.read()
+	b, err := c.stat.Read()
 	if err != nil {
 		return 0, 0, err
 	}
-	if err := parseTable(b, c.table); err != nil {
-		return 0, 0, readError(c.stat.path, err)
+	if err := hotfile.ParseTable(b, c.table); err != nil {
+		return 0, 0, readError(c.stat.Path, err)
 	}
-	usage, err = readNumber(&c.usage)
+	usage, err = c.usage.Number()
 	return usage, c.inactive, err
 }
 
@@ -124,16 +126,16 @@ var errNoLimit = errors.New("no limit")
 
 // readLimit returns the cgroup's limit in bytes, or errNoLimit. It may be 0.
 func (c *memoryCgroup) readLimit() (int64, error) {
-	b, err := c.limit.read()
+	b, err := c.limit.Read()
 	if err != nil {
 		return 0, err
 	}
 	if string(b) == "max\n" {
 		return 0, errNoLimit
 	}
-	n, err := parseNumberFile(b)
+	n, err := hotfile.ParseNumber(b)
 	if err != nil {
-		return 0, readError(c.limit.path, err)
+		return 0, readError(c.limit.Path, err)
 	}
 	if n > maxLimit {
 		return 0, errNoLimit
@@ -142,48 +144,19 @@ func (c *memoryCgroup) readLimit() (int64, error) {
 }
 
 func (c *memoryCgroup) close() {
-	c.stat.close()
-	c.usage.close()
-	c.limit.close()
-}
-
-// readNumber reads a file that holds one number.
-func readNumber(f *hotFile) (int64, error) {
-	b, err := f.read()
-	if err != nil {
-		return 0, err
-	}
-	n, err := parseNumberFile(b)
-	if err != nil {
-		return 0, readError(f.path, err)
-	}
-	return n, nil
-}
-
-func parseNumberFile(b []byte) (int64, error) {
-	if len(b) == 0 {
-		return 0, errEmpty
-	}
-	line, _, whole := nextLine(b)
-	field, _ := nextField(line)
-	n, err := parseUint(field)
-	if err == nil && !whole {
-		err = errCut
-	}
-	if err != nil {
-		return 0, lineError(line, err)
-	}
-	return n, nil
+	c.stat.Close()
+	c.usage.Close()
+	c.limit.Close()
 }
 
 // read fills in the memory part of s.
 func (r *memoryReader) read(s *Snapshot) {
-	b, err := r.meminfo.read()
+	b, err := r.meminfo.Read()
 	if err == nil {
-		if err = parseTable(b, r.memTable); err != nil {
-			err = readError(r.meminfo.path, err)
+		if err = hotfile.ParseTable(b, r.memTable); err != nil {
+			err = readError(r.meminfo.Path, err)
 		} else if r.mem.Total == 0 {
-			err = readError(r.meminfo.path, fmt.Errorf("MemTotal: %w", errZero))
+			err = readError(r.meminfo.Path, fmt.Errorf("MemTotal: %w", hotfile.ErrZero))
 		}
 	}
 	s.Errors[SourceMeminfo] = err
@@ -215,13 +188,13 @@ func (r *memoryReader) read(s *Snapshot) {
 // parseCgroup takes the root cgroup's account out of meminfo: its usage is the
 // memory.usage_in_bytes of v1, and anon and file of v2's memory.stat.
 func (r *memoryReader) parseCgroup(meminfo []byte) error {
-	if err := parseTable(meminfo, r.cgroupTable); err != nil {
-		return readError(r.meminfo.path, err)
+	if err := hotfile.ParseTable(meminfo, r.cgroupTable); err != nil {
+		return readError(r.meminfo.Path, err)
 	}
 	r.mem.Usage = 0
 	for _, part := range [...]int64{r.anon, r.cached, r.buffers, r.swapCached} {
 		if r.mem.Usage > math.MaxInt64-part {
-			return readError(r.meminfo.path, fmt.Errorf("AnonPages + Cached + Buffers + SwapCached: %w", errRange))
+			return readError(r.meminfo.Path, fmt.Errorf("AnonPages + Cached + Buffers + SwapCached: %w", hotfile.ErrRange))
 		}
 		r.mem.Usage += part
 	}
@@ -281,7 +254,7 @@ func (r *memoryReader) readPodsCgroup(meminfoErr error) (Observation, error) {
 }
 
 func (r *memoryReader) close() {
-	r.meminfo.close()
+	r.meminfo.Close()
 	r.pods.close()
 }
 
@@ -289,3 +262,6 @@ func (r *memoryReader) close() {
 func observe(available, capacity int64) Observation {
 	return Observation{Available: available, Capacity: capacity, OK: true}
 }
+
+// readError says which file could not be understood, and where.
+func readError(path string, err error) error { return fmt.Errorf("read %s: %w", path, err) }

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"github.com/nodeprobe/nodeprobe/probe/hotfile"
 )
 
 // taskReader reads how many tasks exist and how many may.
 type taskReader struct {
 	procfs                      string
-	loadavg, pidMax, threadsMax hotFile
+	loadavg, pidMax, threadsMax hotfile.File
 	foreign                     error // why pid_max is not the node's
 	nested                      bool  // and nobody could read that here
 }
@@ -19,9 +21,9 @@ type taskReader struct {
 func newTaskReader(procfs string) *taskReader {
 	return &taskReader{
 		procfs:     procfs,
-		loadavg:    newHotFile(filepath.Join(procfs, "loadavg")),
-		pidMax:     newHotFile(filepath.Join(procfs, "sys/kernel/pid_max")),
-		threadsMax: newHotFile(filepath.Join(procfs, "sys/kernel/threads-max")),
+		loadavg:    hotfile.New(filepath.Join(procfs, "loadavg")),
+		pidMax:     hotfile.New(filepath.Join(procfs, "sys/kernel/pid_max")),
+		threadsMax: hotfile.New(filepath.Join(procfs, "sys/kernel/threads-max")),
 	}
 }
 
@@ -111,10 +113,10 @@ func (r *taskReader) readLimit() (int64, error) {
 }
 
 // readPositive is readNumber for a number that is never 0.
-func readPositive(f *hotFile) (int64, error) {
-	n, err := readNumber(f)
+func readPositive(f *hotfile.File) (int64, error) {
+	n, err := f.Number()
 	if err == nil && n == 0 {
-		err = readError(f.path, errZero)
+		err = readError(f.Path, hotfile.ErrZero)
 	}
 	return n, err
 }
@@ -122,13 +124,13 @@ func readPositive(f *hotFile) (int64, error) {
 var errLoadavg = errors.New(`4th field is not "running/total"`)
 
 func (r *taskReader) readLoadavg() (running, total int64, err error) {
-	b, err := r.loadavg.read()
+	b, err := r.loadavg.Read()
 	if err != nil {
 		return 0, 0, err
 	}
 	running, total, err = parseLoadavg(b)
 	if err != nil {
-		return 0, 0, readError(r.loadavg.path, err)
+		return 0, 0, readError(r.loadavg.Path, err)
 	}
 	return running, total, nil
 }
@@ -138,34 +140,34 @@ func (r *taskReader) readLoadavg() (running, total int64, err error) {
 //	0.20 0.18 0.12 1/80 11206
 func parseLoadavg(b []byte) (running, total int64, err error) {
 	if len(b) == 0 {
-		return 0, 0, errEmpty
+		return 0, 0, hotfile.ErrEmpty
 	}
-	line, _, _ := nextLine(b)
+	line, _, _ := hotfile.NextLine(b)
 	rest := line
 	var field []byte
 	for range 4 {
-		field, rest = nextField(rest)
+		field, rest = hotfile.NextField(rest)
 	}
 	// Without the 5th field the 4th may have been cut.
-	last, _ := nextField(rest)
+	last, _ := hotfile.NextField(rest)
 	r, t, found := bytes.Cut(field, []byte{'/'})
 	if !found || len(last) == 0 {
-		return 0, 0, lineError(line, errLoadavg)
+		return 0, 0, hotfile.LineError(line, errLoadavg)
 	}
-	if running, err = parseUint(r); err == nil {
-		total, err = parseUint(t)
+	if running, err = hotfile.ParseUint(r); err == nil {
+		total, err = hotfile.ParseUint(t)
 	}
 	if err == nil && total == 0 {
-		err = errZero // whoever reads this is a task
+		err = hotfile.ErrZero // whoever reads this is a task
 	}
 	if err != nil {
-		return 0, 0, lineError(line, err)
+		return 0, 0, hotfile.LineError(line, err)
 	}
 	return running, total, nil
 }
 
 func (r *taskReader) close() {
-	r.loadavg.close()
-	r.pidMax.close()
-	r.threadsMax.close()
+	r.loadavg.Close()
+	r.pidMax.Close()
+	r.threadsMax.Close()
 }

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nodeprobe/nodeprobe/probe/hotfile"
+
 	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
 )
 
@@ -21,13 +23,13 @@ func TestParseLoadavg(t *testing.T) {
 		{name: "no 5th field: the 4th may be cut", text: "0.20 0.18 0.12 1/8\n", err: errLoadavg},
 		{name: "no 4th", text: "0.20 0.18 0.12\n", err: errLoadavg},
 		{name: "no slash", text: "0.20 0.18 0.12 80 11206\n", err: errLoadavg},
-		{name: "no total", text: "0.20 0.18 0.12 1/ 11206\n", err: errNumber},
-		{name: "no running", text: "0.20 0.18 0.12 /80 11206\n", err: errNumber},
-		{name: "two slashes", text: "0.20 0.18 0.12 1/80/2 11206\n", err: errNumber},
-		{name: "no task at all", text: "0.00 0.00 0.00 0/0 1\n", err: errZero},
-		{name: "negative", text: "0.00 0.00 0.00 1/-80 1\n", err: errNegative},
-		{name: "too many", text: "0.00 0.00 0.00 1/9223372036854775808 1\n", err: errRange},
-		{name: "empty", text: "", err: errEmpty},
+		{name: "no total", text: "0.20 0.18 0.12 1/ 11206\n", err: hotfile.ErrNumber},
+		{name: "no running", text: "0.20 0.18 0.12 /80 11206\n", err: hotfile.ErrNumber},
+		{name: "two slashes", text: "0.20 0.18 0.12 1/80/2 11206\n", err: hotfile.ErrNumber},
+		{name: "no task at all", text: "0.00 0.00 0.00 0/0 1\n", err: hotfile.ErrZero},
+		{name: "negative", text: "0.00 0.00 0.00 1/-80 1\n", err: hotfile.ErrNegative},
+		{name: "too many", text: "0.00 0.00 0.00 1/9223372036854775808 1\n", err: hotfile.ErrRange},
+		{name: "empty", text: "", err: hotfile.ErrEmpty},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			running, total, err := parseLoadavg([]byte(test.text))

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/probe/hotfile"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -17,7 +19,7 @@ import (
 // before 5.10, answers EOPNOTSUPP.
 type stallReader struct {
 	procfs string
-	files  [NumResources]hotFile
+	files  [NumResources]hotfile.File
 	// lacks says of which files there is nothing to read. They are not read again
 	// before discover.
 	lacks [NumResources]bool
@@ -34,7 +36,7 @@ const errNoPSI errUnsupported = "PSI is turned off: boot with psi=1 (Linux 4.20,
 func newStallReader(procfs string) *stallReader {
 	r := &stallReader{procfs: procfs}
 	for i := range r.files {
-		r.files[i] = newHotFile(filepath.Join(procfs, "pressure", Resource(i).String()))
+		r.files[i] = hotfile.New(filepath.Join(procfs, "pressure", Resource(i).String()))
 	}
 	return r
 }
@@ -69,14 +71,14 @@ func (r *stallReader) unsupported(err error) bool {
 	return errors.Is(noDirectory, fs.ErrNotExist) && noProcfs == nil
 }
 
-func (r *stallReader) readFile(f *hotFile) (Stall, error) {
-	b, err := f.read()
+func (r *stallReader) readFile(f *hotfile.File) (Stall, error) {
+	b, err := f.Read()
 	if err != nil {
 		return Stall{Err: err}, err
 	}
 	stall, err := parseStall(b)
 	if err != nil {
-		err = readError(f.path, err)
+		err = readError(f.Path, err)
 		return Stall{Err: err}, err
 	}
 	return stall, nil
@@ -93,16 +95,16 @@ var (
 //	full avg10=0.00 avg60=0.00 avg300=0.00 total=0
 func parseStall(b []byte) (Stall, error) {
 	if len(b) == 0 {
-		return Stall{}, errEmpty
+		return Stall{}, hotfile.ErrEmpty
 	}
 	var s Stall
 	for len(b) > 0 {
-		line, rest, whole := nextLine(b)
+		line, rest, whole := hotfile.NextLine(b)
 		b = rest
 		if !whole {
-			return Stall{}, lineError(line, errCut)
+			return Stall{}, hotfile.LineError(line, hotfile.ErrCut)
 		}
-		kind, fields := nextField(line)
+		kind, fields := hotfile.NextField(line)
 		var target *StallLine
 		var ok *bool
 		switch string(kind) {
@@ -115,7 +117,7 @@ func parseStall(b []byte) (Stall, error) {
 		}
 		parsed, err := parseStallLine(fields)
 		if err != nil {
-			return Stall{}, lineError(line, err)
+			return Stall{}, hotfile.LineError(line, err)
 		}
 		*target, *ok = parsed, true
 	}
@@ -130,7 +132,7 @@ func parseStallLine(b []byte) (StallLine, error) {
 	var seen [4]bool
 	for {
 		var field []byte
-		if field, b = nextField(b); len(field) == 0 {
+		if field, b = hotfile.NextField(b); len(field) == 0 {
 			break
 		}
 		key, value, _ := bytes.Cut(field, []byte{'='})
@@ -148,9 +150,9 @@ func parseStallLine(b []byte) (StallLine, error) {
 		case "total":
 			seen[3] = true
 			var us int64
-			us, err = parseUint(value)
+			us, err = hotfile.ParseUint(value)
 			if err == nil && us > math.MaxInt64/int64(time.Microsecond) {
-				err = errRange
+				err = hotfile.ErrRange
 			}
 			l.Total = time.Duration(us) * time.Microsecond
 		}
@@ -166,6 +168,27 @@ func parseStallLine(b []byte) (StallLine, error) {
 
 func (r *stallReader) close() {
 	for i := range r.files {
-		r.files[i].close()
+		r.files[i].Close()
 	}
+}
+
+// parsePercent reads a number such as "12.34", in hundredths of a whole, and
+// returns it as a share of 1, as exact as a float64 can be.
+func parsePercent(b []byte) (float64, error) {
+	whole, frac, _ := bytes.Cut(b, []byte{'.'})
+	w, err := hotfile.ParseUint(whole)
+	if err != nil {
+		return 0, err
+	}
+	if w > 100 || len(frac) > 9 {
+		return 0, hotfile.ErrRange
+	}
+	digits, scale := w, int64(1)
+	for _, c := range frac {
+		if c < '0' || c > '9' {
+			return 0, hotfile.ErrNumber
+		}
+		digits, scale = digits*10+int64(c-'0'), scale*10
+	}
+	return float64(digits) / float64(scale*100), nil
 }

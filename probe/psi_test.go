@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/probe/hotfile"
+
 	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -35,20 +37,20 @@ func TestParseStall(t *testing.T) {
 		}},
 
 		{name: "irq: no some", text: full, err: errNoSome},
-		{name: "cut in a line that nobody wants", text: some + "ful", err: errCut, says: `line "ful"`},
-		{name: "cut in full", text: some + full[:30], err: errCut, says: `line "full avg10=0`},
+		{name: "cut in a line that nobody wants", text: some + "ful", err: hotfile.ErrCut, says: `line "ful"`},
+		{name: "cut in full", text: some + full[:30], err: hotfile.ErrCut, says: `line "full avg10=0`},
 		{name: "field missing", text: "some avg10=0.00 avg60=0.10 total=1\n", err: errField, says: `line "some avg10=0.00 avg60=0.10 total=1"`},
 		{name: "field twice and another missing", text: "some avg10=0.00 avg10=0.00 avg60=0.10 total=1\n", err: errField},
 		{name: "no fields", text: "some\n", err: errField},
-		{name: "no value", text: strings.Replace(some, "0.10", "", 1), err: errNumber},
-		{name: "negative share", text: strings.Replace(some, "0.10", "-0.10", 1), err: errNegative},
-		{name: "share above 1", text: strings.Replace(some, "0.10", "101.00", 1), err: errRange},
-		{name: "share of NaN", text: strings.Replace(some, "0.10", "NaN", 1), err: errNumber},
-		{name: "negative total", text: strings.Replace(some, "184412", "-1", 1), err: errNegative},
-		{name: "more time than a Duration holds", text: strings.Replace(some, "184412", "9223372036854776", 1), err: errRange},
-		{name: "total with a fraction", text: strings.Replace(some, "184412", "1.5", 1), err: errNumber},
+		{name: "no value", text: strings.Replace(some, "0.10", "", 1), err: hotfile.ErrNumber},
+		{name: "negative share", text: strings.Replace(some, "0.10", "-0.10", 1), err: hotfile.ErrNegative},
+		{name: "share above 1", text: strings.Replace(some, "0.10", "101.00", 1), err: hotfile.ErrRange},
+		{name: "share of NaN", text: strings.Replace(some, "0.10", "NaN", 1), err: hotfile.ErrNumber},
+		{name: "negative total", text: strings.Replace(some, "184412", "-1", 1), err: hotfile.ErrNegative},
+		{name: "more time than a Duration holds", text: strings.Replace(some, "184412", "9223372036854776", 1), err: hotfile.ErrRange},
+		{name: "total with a fraction", text: strings.Replace(some, "184412", "1.5", 1), err: hotfile.ErrNumber},
 		{name: "broken full", text: some + "full avg10=0.00\n", err: errField, says: `line "full avg10=0.00"`},
-		{name: "empty", text: "", err: errEmpty},
+		{name: "empty", text: "", err: hotfile.ErrEmpty},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			got, err := parseStall([]byte(test.text))

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/probe/hotfile"
+
 	"github.com/nodeprobe/nodeprobe/bpf"
 	"github.com/nodeprobe/nodeprobe/probe/cgroup"
 	"github.com/prometheus/client_golang/prometheus"
@@ -83,10 +85,10 @@ type Sampler struct {
 	stalls *stallReader
 	disks  *diskReader
 	facts  *factReader
-	vmstat hotFile
+	vmstat hotfile.File
 
 	oomKills    int64
-	vmstatTable []tableKey
+	vmstatTable []hotfile.Key
 
 	wake    chan Cause
 	causes  [NumCauses]atomic.Uint64
@@ -156,11 +158,11 @@ func New(cfg Config) (*Sampler, error) {
 		stalls: newStallReader(cfg.Procfs),
 		facts:  newFactReader(cfg.Procfs, cfg.Sysfs, cfg.Rootfs, cfg.StatfsTimeout),
 		disks:  newDiskReader(cfg.Procfs, cfg.Rootfs, cfg.RootDirectory, cfg.ImageDirectories, cfg.StatfsTimeout),
-		vmstat: newHotFile(filepath.Join(cfg.Procfs, "vmstat")),
+		vmstat: hotfile.New(filepath.Join(cfg.Procfs, "vmstat")),
 		wake:   make(chan Cause, 1),
 	}
 	s.interval.Store(int64(cfg.Interval))
-	s.vmstatTable = []tableKey{{name: "oom_kill", value: &s.oomKills}}
+	s.vmstatTable = []hotfile.Key{{Name: "oom_kill", Value: &s.oomKills}}
 	var err error
 	if s.metrics, err = newMetrics(cfg.Registerer, s); err != nil {
 		return nil, err
@@ -234,10 +236,10 @@ func (s *Sampler) Sample() *Snapshot {
 }
 
 func (s *Sampler) readVmstat(snap *Snapshot) {
-	b, err := s.vmstat.read()
+	b, err := s.vmstat.Read()
 	if err == nil {
-		if err = parseTable(b, s.vmstatTable); err != nil {
-			err = readError(s.vmstat.path, err)
+		if err = hotfile.ParseTable(b, s.vmstatTable); err != nil {
+			err = readError(s.vmstat.Path, err)
 		}
 	}
 	snap.Errors[SourceVmstat] = err
@@ -386,5 +388,5 @@ func (s *Sampler) Close() {
 	s.memory.close()
 	s.tasks.close()
 	s.stalls.close()
-	s.vmstat.close()
+	s.vmstat.Close()
 }

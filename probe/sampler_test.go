@@ -3,7 +3,9 @@ package probe
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -348,5 +350,28 @@ func TestNames(t *testing.T) {
 		if src := SourcePressureCPU + Source(i); src.String() != "pressure_"+Resource(i).String() {
 			t.Errorf("the source of %s is %s", Resource(i), src)
 		}
+	}
+}
+
+func TestSamplerLeaksNoDescriptor(t *testing.T) {
+	open := func() int {
+		entries, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Skip(err)
+		}
+		return len(entries)
+	}
+	n := fullMachine.boot(t)
+	before := open()
+	for range 3 {
+		s := n.sampler(t)
+		for i := range 5 {
+			n.Write(t, "proc/meminfo", fmt.Sprintf("broken %d\n", i))
+			resample(s)
+		}
+		s.Close()
+	}
+	if after := open(); after > before {
+		t.Errorf("%d descriptors before, %d after", before, after)
 	}
 }

@@ -1,11 +1,11 @@
 package probe
 
 import (
-	"errors"
-	"math"
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/nodeprobe/nodeprobe/probe/hotfile"
 
 	"github.com/nodeprobe/nodeprobe/probe/cgroup"
 	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
@@ -67,7 +67,7 @@ var formats = []struct {
 		running, total, err := parseLoadavg(b)
 		return [2]int64{running, total}, err
 	}},
-	{"number", "4194304\n", func(b []byte) (any, error) { return parseNumberFile(b) }},
+	{"number", "4194304\n", func(b []byte) (any, error) { return hotfile.ParseNumber(b) }},
 	{"pressure", stallText, func(b []byte) (any, error) {
 		s, err := parseStall(b)
 		return s.Some, err
@@ -84,7 +84,7 @@ type meminfo struct {
 
 func parseMeminfo(b []byte) (meminfo, error) {
 	r := newMemoryReader("/proc")
-	if err := parseTable(b, r.memTable); err != nil {
+	if err := hotfile.ParseTable(b, r.memTable); err != nil {
 		return meminfo{r.mem, r.swap}, err
 	}
 	err := r.parseCgroup(b)
@@ -95,13 +95,13 @@ func parseMeminfo(b []byte) (meminfo, error) {
 func parseStat(b []byte, version cgroup.Version) (int64, error) {
 	var c memoryCgroup
 	c.locate("/cgroup", version)
-	err := parseTable(b, c.table)
+	err := hotfile.ParseTable(b, c.table)
 	return c.inactive, err
 }
 
 func parseVmstat(b []byte) (int64, error) {
 	var n int64
-	err := parseTable(b, []tableKey{{name: "oom_kill", value: &n}})
+	err := hotfile.ParseTable(b, []hotfile.Key{{Name: "oom_kill", Value: &n}})
 	return n, err
 }
 
@@ -175,62 +175,6 @@ func TestBadFilesFail(t *testing.T) {
 	}
 }
 
-func TestParseTable(t *testing.T) {
-	for _, test := range []struct {
-		name, text string
-		want       int64
-		err        error
-		says       string
-	}{
-		{name: "colon", text: "key: 5 kB\n", want: 5120},
-		{name: "no colon, as in memory.stat", text: "key 5 kB\n", want: 5120},
-		{name: "tabs", text: "key:\t5\tkB\n", want: 5120},
-		{name: "among others", text: "a: 1\nkeys: 2 kB\nke: 3 kB\n\nkey: 5 kB\nb: x\n", want: 5120},
-		{name: "the first counts", text: "key: 5 kB\nkey: 6 kB\n", want: 5120},
-		{name: "a bad line that nobody wants", text: "other: -\nkey: 5 kB\n", want: 5120},
-		{name: "no unit", text: "key: 5\n", err: errUnit, says: `line "key: 5"`},
-		{name: "another unit", text: "key: 5 MB\n", err: errUnit, says: `line "key: 5 MB"`},
-		{name: "no value", text: "key:\n", err: errNumber, says: `line "key:"`},
-		{name: "minus", text: "key: -5 kB\n", err: errNegative, says: `line "key: -5 kB"`},
-		{name: "plus", text: "key: +5 kB\n", err: errNumber, says: `line "key: +5 kB"`},
-		{name: "too much in bytes", text: "key: 9007199254740992 kB\n", err: errRange, says: "9007199254740992"},
-		{name: "cut", text: "key: 5 kB", err: errCut, says: `line "key: 5 kB"`},
-		{name: "absent", text: "keys: 5 kB\n", says: `no line "key"`},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			var got int64
-			err := parseTable([]byte(test.text), []tableKey{{name: "key", value: &got, kib: true}})
-			if test.err == nil && test.says == "" {
-				if err != nil || got != test.want {
-					t.Errorf("%d, %v; want %d", got, err, test.want)
-				}
-				return
-			}
-			if err == nil || !strings.Contains(err.Error(), test.says) || (test.err != nil && !errors.Is(err, test.err)) {
-				t.Errorf("error %v, want one that says %s", err, test.says)
-			}
-		})
-	}
-}
-
-func TestParseUint(t *testing.T) {
-	for text, want := range map[string]int64{
-		"0": 0, "007": 7, "9223372036854775807": math.MaxInt64,
-	} {
-		if got, err := parseUint([]byte(text)); got != want || err != nil {
-			t.Errorf("%q: %d, %v; want %d", text, got, err, want)
-		}
-	}
-	for text, want := range map[string]error{
-		"": errNumber, " 1": errNumber, "1 ": errNumber, "1_000": errNumber, "１": errNumber,
-		"-1": errNegative, "-": errNegative,
-		"9223372036854775808": errRange, "92233720368547758070": errRange, "99999999999999999999999999": errRange,
-	} {
-		_, err := parseUint([]byte(text))
-		probetest.CheckError(t, err, want)
-	}
-}
-
 func TestParsePercent(t *testing.T) {
 	for text, want := range map[string]float64{
 		"0.00": 0, "0.07": 0.0007, "12.34": 0.1234, "100.00": 1, "100": 1, "7.": 0.07, "0.123456789": 0.00123456789,
@@ -240,8 +184,8 @@ func TestParsePercent(t *testing.T) {
 		}
 	}
 	for text, want := range map[string]error{
-		"": errNumber, ".5": errNumber, "1.2.3": errNumber, "1.-2": errNumber, "NaN": errNumber, "inf": errNumber,
-		"-0.01": errNegative, "101.00": errRange, "0.1234567890": errRange, "9223372036854775807.00": errRange,
+		"": hotfile.ErrNumber, ".5": hotfile.ErrNumber, "1.2.3": hotfile.ErrNumber, "1.-2": hotfile.ErrNumber, "NaN": hotfile.ErrNumber, "inf": hotfile.ErrNumber,
+		"-0.01": hotfile.ErrNegative, "101.00": hotfile.ErrRange, "0.1234567890": hotfile.ErrRange, "9223372036854775807.00": hotfile.ErrRange,
 	} {
 		_, err := parsePercent([]byte(text))
 		probetest.CheckError(t, err, want)

@@ -1,9 +1,8 @@
-package probe
+package hotfile
 
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -15,23 +14,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func openHot(t *testing.T, path string) *hotFile {
+func open(t *testing.T, path string) *File {
 	t.Helper()
-	f := newHotFile(path)
-	t.Cleanup(f.close)
+	f := New(path)
+	t.Cleanup(f.Close)
 	return &f
 }
 
-func TestHotFileReadsWholeFiles(t *testing.T) {
+func TestFileReadsWholeFiles(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
-	f := openHot(t, path)
+	f := open(t, path)
 	// Also shrinking: what is left in the buffer from before must not show.
-	for _, n := range []int{0, 1, 4031, 4032, 4033, 4095, 4096, 4097, 8191, 8192, 8193, 100_000, maxHotFile - 1, 5000, 10, 0} {
+	for _, n := range []int{0, 1, 4031, 4032, 4033, 4095, 4096, 4097, 8191, 8192, 8193, 100_000, maxSize - 1, 5000, 10, 0} {
 		text := strings.Repeat("0123456789abcde\n", n/16+1)[:n]
 		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := f.read(); err != nil || string(got) != text {
+		if got, err := f.Read(); err != nil || string(got) != text {
 			t.Errorf("%d bytes: read %d, %v", n, len(got), err)
 		}
 	}
@@ -41,7 +40,7 @@ func TestHotFileReadsWholeFiles(t *testing.T) {
 // what was asked for, as /proc/vmstat on a kernel with many counters. Here, the
 // records are the mappings of this process: many anonymous ones, each a line of
 // less than 64 bytes.
-func TestHotFileReadsPieces(t *testing.T) {
+func TestFileReadsPieces(t *testing.T) {
 	const pages = 1000
 	size := os.Getpagesize()
 	region, err := unix.Mmap(-1, 0, pages*size, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
@@ -54,9 +53,9 @@ func TestHotFileReadsPieces(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	f := openHot(t, "/proc/self/maps")
+	f := open(t, "/proc/self/maps")
 	for range 3 { // also with the buffer that has grown
-		got, err := f.read()
+		got, err := f.Read()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -66,7 +65,7 @@ func TestHotFileReadsPieces(t *testing.T) {
 	}
 }
 
-func TestHotFileErrors(t *testing.T) {
+func TestFileErrors(t *testing.T) {
 	dir := t.TempDir()
 	long := filepath.Join(dir, "long")
 	if err := os.WriteFile(long, make([]byte, 4<<20), 0o644); err != nil {
@@ -90,8 +89,8 @@ func TestHotFileErrors(t *testing.T) {
 		if test.path == secret && os.Geteuid() == 0 {
 			continue // root reads it
 		}
-		f := openHot(t, test.path)
-		_, err := f.read()
+		f := open(t, test.path)
+		_, err := f.Read()
 		probetest.CheckError(t, err, test.want)
 		var named *fs.PathError
 		if !errors.As(err, &named) || named.Path != test.path {
@@ -101,49 +100,26 @@ func TestHotFileErrors(t *testing.T) {
 			t.Errorf("%s: still open after %v", test.path, err)
 		}
 	}
-	if _, err := new(hotFile).read(); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := new(File).Read(); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("no path: %v", err)
 	}
 }
 
 // A buffer for a file that is far too long must not stay for the daemon's life.
-func TestHotFileDropsLongBuffer(t *testing.T) {
+func TestFileDropsLongBuffer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(path, make([]byte, maxHotFile), 0o644); err != nil {
+	if err := os.WriteFile(path, make([]byte, maxSize), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	f := openHot(t, path)
-	f.read()
+	f := open(t, path)
+	f.Read()
 	if len(f.buf) > 0 {
 		t.Errorf("keeps %d bytes", len(f.buf))
 	}
 	if err := os.WriteFile(path, []byte("short\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if got, err := f.read(); string(got) != "short\n" || err != nil {
+	if got, err := f.Read(); string(got) != "short\n" || err != nil {
 		t.Errorf("%q, %v", got, err)
-	}
-}
-
-func TestHotFilesLeakNoDescriptor(t *testing.T) {
-	open := func() int {
-		entries, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
-			t.Skip(err)
-		}
-		return len(entries)
-	}
-	n := fullMachine.boot(t)
-	before := open()
-	for range 3 {
-		s := n.sampler(t)
-		for i := range 5 {
-			n.Write(t, "proc/meminfo", fmt.Sprintf("broken %d\n", i))
-			resample(s)
-		}
-		s.Close()
-	}
-	if after := open(); after > before {
-		t.Errorf("%d descriptors before, %d after", before, after)
 	}
 }
