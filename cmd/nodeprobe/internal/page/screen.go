@@ -1,0 +1,121 @@
+package page
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/term"
+)
+
+// Screen draws a live table in a terminal, with the latest log lines below it. It is
+// safe for concurrent use.
+type Screen struct {
+	out  io.Writer
+	size func() (width, height int) // 0 is unlimited
+
+	mu    sync.Mutex // guards lines
+	lines []string
+}
+
+const (
+	screenLines = 8
+	clearToEnd  = "\x1b[J"
+	cursorHome  = "\x1b[H"
+	clearLine   = "\x1b[K"
+)
+
+// NewScreen returns a Screen that draws on out, which [IsTerminal] or is wanted anyway.
+func NewScreen(out io.Writer) *Screen {
+	return &Screen{out: out, size: func() (int, int) { return terminalSize(out) }}
+}
+
+// IsTerminal reports whether w is a terminal.
+func IsTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	return ok && term.IsTerminal(int(f.Fd()))
+}
+
+// terminalSize is called for each drawing: a window may be resized.
+func terminalSize(w io.Writer) (width, height int) {
+	if f, ok := w.(*os.File); ok {
+		width, height, _ = term.GetSize(int(f.Fd())) // unlimited if it is no terminal
+	}
+	return width, height
+}
+
+// Logs returns the writer for log lines while the table is shown, one line for each
+// Write.
+func (s *Screen) Logs() io.Writer { return logTail{s} }
+
+type logTail struct{ *Screen }
+
+func (t logTail) Write(line []byte) (int, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.lines = append(t.lines, string(bytes.TrimRight(line, "\n")))
+	if extra := len(t.lines) - screenLines; extra > 0 {
+		t.lines = t.lines[extra:]
+	}
+	return len(line), nil
+}
+
+// Start draws the table now and then every second, asking for a sample before each. The
+// caller must call stop, which draws a last time and waits for that.
+func (s *Screen) Start(table func(io.Writer), sample func()) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var drawing sync.WaitGroup
+	drawing.Go(func() {
+		ticker := time.NewTicker(lookPeriod)
+		defer ticker.Stop()
+		fmt.Fprint(s.out, cursorHome+clearToEnd)
+		for {
+			s.draw(table)
+			select {
+			case <-ctx.Done():
+				s.draw(table)
+				return
+			case <-ticker.C:
+				sample()
+			}
+		}
+	})
+	return func() {
+		cancel()
+		drawing.Wait()
+	}
+}
+
+// draw writes the table and the log lines over the previous drawing. It cuts them to the
+// size of the terminal: a line that wraps, or a screen that scrolls, would garble the
+// next drawing.
+func (s *Screen) draw(table func(io.Writer)) {
+	var b strings.Builder
+	table(&b)
+	b.WriteByte('\n')
+	s.mu.Lock()
+	for _, line := range s.lines {
+		b.WriteString(line + "\n")
+	}
+	s.mu.Unlock()
+
+	width, height := s.size()
+	var text strings.Builder
+	text.WriteString(cursorHome)
+	drawn := 0
+	for line := range strings.Lines(b.String()) {
+		if drawn++; height > 0 && drawn >= height {
+			break // the last line is for the cursor
+		}
+		// One column stays free: clearing the rest of a full line would clear its last rune.
+		text.WriteString(oneLine(strings.TrimSuffix(line, "\n"), width-1))
+		text.WriteString(clearLine + "\n")
+	}
+	text.WriteString(clearToEnd)
+	_, _ = io.WriteString(s.out, text.String()) // if the terminal is gone, SIGHUP ends the process
+}

@@ -1,0 +1,147 @@
+package page
+
+import (
+	"encoding/json"
+	"errors"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"github.com/nodeprobe/nodeprobe"
+	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/probe"
+)
+
+// The live table has what the page has about writes and about nodeprobe itself.
+func TestLiveTable(t *testing.T) {
+	var state nodeprobe.State
+	var b strings.Builder
+	if err := newPage(&state).WriteTable(&b, ""); err != nil || b.String() != "" {
+		t.Errorf("before the first sample: %q, %v", &b, err)
+	}
+	state = owned(t)
+	state.Ready[1].Err = errors.New("not judged")
+	if err := newPage(&state).WriteTable(&b, "http://127.0.0.1:9732/"); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{
+		`^nodeprobe v1\.2\.3, mode own, node 192\.0\.2\.7, 2026-01-02 03:04:05, http://127\.0\.0\.1:9732/   \(Ctrl-C to quit\)\n\nCONDITION `,
+		`\nStatus posted \S+ ago, at 03:04:04 \(changed, 321 bytes\)\nLease renewed \S+ ago, at 03:04:03, last attempt: skipped foreign\n`,
+		`\nnodeprobe itself: CPU \d+\.\d\d s, recently \d+ ms a minute; memory [\d.]+Mi; samples: tick 7\n`,
+		`\n! conditions: not judged\n$`,
+	} {
+		if !regexp.MustCompile(want).MatchString(b.String()) {
+			t.Errorf("no %s in\n%s", want, &b)
+		}
+	}
+	if err := newPage(&state).WriteTable(brokenWriter{}, ""); err == nil {
+		t.Error("no error from a writer that fails")
+	}
+}
+
+type brokenWriter struct{}
+
+func (brokenWriter) Write([]byte) (int, error) { return 0, errors.New("broken") }
+
+func testNode() *v1.Node {
+	return &v1.Node{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
+		ObjectMeta: metav1.ObjectMeta{Name: "192.0.2.7"},
+		Status: v1.NodeStatus{
+			NodeInfo:    v1.NodeSystemInfo{OSImage: "Test\x1bLinux 1", Architecture: "amd64", KernelVersion: "6.1"},
+			Capacity:    v1.ResourceList{v1.ResourcePods: resource.MustParse("110"), v1.ResourceMemory: resource.MustParse("8Gi")},
+			Allocatable: v1.ResourceList{v1.ResourcePods: resource.MustParse("110"), v1.ResourceMemory: resource.MustParse("8076Mi")},
+		},
+	}
+}
+
+func TestSnapshotGolden(t *testing.T) {
+	state := owned(t)
+	s := NewSnapshot(&state, testNode())
+	s.AddError("volumes", nil)
+	s.AddError("node", errors.New("no address\nat all"))
+	write := func(format string) string {
+		var b strings.Builder
+		if err := s.Write(&b, format); err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(b.String()) {
+			if strings.HasSuffix(line, " \n") {
+				t.Errorf("%s: white space at the end of %q", format, line)
+			}
+		}
+		return b.String()
+	}
+	golden(t, "snapshot.table", write("table"))
+	golden(t, "snapshot.yaml", write("yaml"))
+	var fromJSON, fromYAML any
+	if err := errors.Join(json.Unmarshal([]byte(write("json")), &fromJSON), yaml.Unmarshal([]byte(write("yaml")), &fromYAML)); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(fromJSON, fromYAML); diff != "" {
+		t.Errorf("(-json +yaml):\n%s", diff)
+	}
+	if err := s.Write(brokenWriter{}, "yaml"); err == nil {
+		t.Error("no error from a writer that fails")
+	}
+	if err := s.Write(&strings.Builder{}, "xml"); err == nil {
+		t.Error("no error for an unknown format")
+	}
+}
+
+// A snapshot is complete unless a source, a wanted program, a call to the runtime or
+// something else failed. What the machine does not have does not count.
+func TestSnapshotComplete(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*nodeprobe.State)
+		add    error
+		want   bool
+	}{
+		"all read, BPF turned off": {func(*nodeprobe.State) {}, nil, true},
+		"a source":                 {func(s *nodeprobe.State) { s.Snapshot.Errors[0] = errors.New("gone") }, nil, false},
+		"a program":                {func(s *nodeprobe.State) { s.Hooks[0].Err = errors.New("no BTF") }, nil, false},
+		"the runtime":              {func(s *nodeprobe.State) { s.Runtime = owned(t).Runtime }, nil, false},
+		"added":                    {func(*nodeprobe.State) {}, errors.New("no volumes"), false},
+	} {
+		state := observed(t)
+		state.Snapshot.Errors[probe.SourcePressureIO] = nil
+		test.change(&state)
+		s := NewSnapshot(&state, testNode())
+		s.AddError("x", test.add)
+		if got := s.Complete(); got != test.want {
+			t.Errorf("%s: complete is %v", name, got)
+		}
+	}
+}
+
+func TestTier(t *testing.T) {
+	off, gone := bpf.Hook{Name: "a", Err: bpf.ErrDisabled}, bpf.Hook{Name: "b", Err: errors.New("no BTF")}
+	on := bpf.Hook{Name: "c", Attached: true}
+	for _, test := range []struct {
+		name  string
+		hooks []bpf.Hook
+		psi   error
+		want  [2]string
+	}{
+		{"everything", []bpf.Hook{on, on}, nil, [2]string{"bpf", ""}},
+		{"one program fewer", []bpf.Hook{on, gone}, nil, [2]string{"bpf", "b: no BTF"}},
+		{"programs, no PSI", []bpf.Hook{on}, errors.New("no PSI"), [2]string{"bpf", "no PSI"}},
+		{"turned off", []bpf.Hook{off, off}, nil, [2]string{"psi", "BPF is turned off by configuration"}},
+		{"no programs", []bpf.Hook{gone, gone}, nil, [2]string{"psi", "b: no BTF"}},
+		{"nothing", []bpf.Hook{gone}, errors.New("no PSI"), [2]string{"procfs", "b: no BTF; no PSI"}},
+		{"no hooks at all", nil, errors.New("no PSI"), [2]string{"procfs", "no PSI"}},
+	} {
+		var s probe.Snapshot
+		s.Pressure[probe.MemoryResource].Err = test.psi
+		name, reason := tier(&s, test.hooks)
+		if diff := cmp.Diff(test.want, [2]string{name, reason}); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", test.name, diff)
+		}
+	}
+}
