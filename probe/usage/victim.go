@@ -6,10 +6,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nodeprobe/nodeprobe/probe/cgroup"
-
 	"github.com/nodeprobe/nodeprobe/bpf"
 	"github.com/nodeprobe/nodeprobe/internal/printable"
+	"github.com/nodeprobe/nodeprobe/probe/cgroup"
 )
 
 // victim is a process that was killed, as far as it is known. All names are printable:

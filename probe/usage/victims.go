@@ -9,10 +9,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nodeprobe/nodeprobe/probe/cgroup"
-
 	"github.com/nodeprobe/nodeprobe/bpf"
 	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/cgroup"
 )
 
 // warning is the type of the Events; the kubelet's OOM watcher uses the same.

@@ -57,6 +57,30 @@ func TestMachineShutdown(t *testing.T) { //nolint:paralleltest // it sets the en
 	}
 }
 
+// A shutdown is not missed by a nodeprobe that starts during one, and one that is cancelled
+// while none runs is not left in the Node.
+func TestRestartDuringShutdown(t *testing.T) { //nolint:paralleltest // it sets the environment
+	need.Command(t, "dbus-daemon", "dbus-daemon")
+	l := must.Get(logind.Start(t.Context(), t.TempDir()))(t)
+	t.Cleanup(l.Stop)
+	t.Setenv("DBUS_SYSTEM_BUS_ADDRESS", l.Address)
+	n := newNode(t, controlplane.StartForTest(t), agent.Config{"shutdownGracePeriod": "30s"})
+	n.startReady().Stop()
+
+	must.OK(t, l.PrepareForShutdown(true))
+	second := n.start()
+	waitLogged(t, second, "machine is shutting down", 0)
+	n.waitCondition(corev1.NodeReady, corev1.ConditionFalse)
+	second.Stop()
+	if ready := nodewatch.Condition(n.mustGet(), corev1.NodeReady); ready.Status != corev1.ConditionFalse {
+		t.Errorf("after the second one: %+v", ready)
+	}
+
+	must.OK(t, l.PrepareForShutdown(false))
+	n.startReady()
+	n.waitCondition(corev1.NodeReady, corev1.ConditionTrue)
+}
+
 // Told to stop, it says so, if it is to.
 func TestLastWord(t *testing.T) {
 	t.Parallel()
