@@ -89,7 +89,7 @@ func (c *Config) validateNode(f *fieldErrors) {
 	}
 	for i := range c.Taints {
 		err := taint(&c.Taints[i])
-		if slices.ContainsFunc(c.Taints[:i], func(other v1.Taint) bool { return other.MatchTaint(&c.Taints[i]) }) {
+		if err == nil && slices.ContainsFunc(c.Taints[:i], func(other v1.Taint) bool { return other.MatchTaint(&c.Taints[i]) }) {
 			err = fmt.Errorf("a second taint with key %q and effect %q", c.Taints[i].Key, c.Taints[i].Effect)
 		}
 		f.check("Taints", fmt.Sprint(i), err)
@@ -107,7 +107,7 @@ func (c *Config) validateNode(f *fieldErrors) {
 	f.check("RuntimeEndpoint", "", socket(c.RuntimeEndpoint))
 	f.check("ImageEndpoint", "", socket(c.ImageEndpoint))
 	if c.ImageEndpoint != "" && c.RuntimeEndpoint == "" {
-		f.check("ImageEndpoint", "", errors.New("there is no RuntimeEndpoint; set that too"))
+		f.check("ImageEndpoint", "", errors.New("is set, but the endpoint of the container runtime is not"))
 	}
 	f.check("MaxImages", "", atLeast(c.MaxImages, -1))
 	if c.KubeletVersion != "" {
@@ -182,10 +182,37 @@ func checkReason(reason string) error {
 }
 
 func nodeName(name string) error {
-	if reasons := validation.IsDNS1123Subdomain(name); len(reasons) > 0 {
-		return fmt.Errorf("%q is not the name of a node: use lower-case letters, digits, '-' and '.', such as node-1.example.com", name)
+	if len(validation.IsDNS1123Subdomain(name)) == 0 {
+		return nil
 	}
-	return nil
+	return fmt.Errorf("%q is not the name of a node: use lower-case letters, digits, '-' and '.', such as %s", cut(name), similarName(name))
+}
+
+// similarName returns the name of a node that is like one that is not valid.
+func similarName(name string) string {
+	similar := strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9', r == '.':
+			return r
+		case r >= 'A' && r <= 'Z':
+			return r - 'A' + 'a'
+		}
+		return '-'
+	}, name)
+	similar = strings.Trim(similar, "-.")
+	if len(validation.IsDNS1123Subdomain(similar)) > 0 {
+		return "node-1.example.com"
+	}
+	return similar
+}
+
+// cut shortens a value for a message.
+func cut(value string) string {
+	const limit = 100
+	if len(value) <= limit {
+		return value
+	}
+	return value[:limit] + "…"
 }
 
 func fieldManager(name string) error {
@@ -209,18 +236,34 @@ func label(key, value string) error {
 	if err := qualifiedName(key); err != nil {
 		return err
 	}
-	if reasons := validation.IsValidLabelValue(value); len(reasons) > 0 {
-		return fmt.Errorf("%q is not the value of a label: use at most 63 letters, digits, '-', '_' and '.'", value)
+	if len(validation.IsValidLabelValue(value)) > 0 {
+		return fmt.Errorf("value %q: use at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends", cut(value))
 	}
 	return nil
 }
 
 func qualifiedName(name string) error {
-	if reasons := validation.IsQualifiedName(name); len(reasons) > 0 {
-		return fmt.Errorf("%q is not a qualified name such as example.com/Name: %s", name, reasons[0])
+	if len(validation.IsQualifiedName(name)) == 0 {
+		return nil
 	}
-	return nil
+	why := "use letters, digits, '-', '_' and '.', with a letter or digit at both ends"
+	prefix, base, hasPrefix := strings.Cut(name, "/")
+	if !hasPrefix {
+		base = prefix
+	}
+	switch {
+	case hasPrefix && len(validation.IsDNS1123Subdomain(prefix)) > 0:
+		why = "what stands before '/' is not a domain"
+	case strings.Contains(base, "/"):
+		why = "it has more than one '/'"
+	case len(base) > maxNamePart:
+		why = fmt.Sprintf("%d characters, of which at most %d are allowed after '/'", len(base), maxNamePart)
+	}
+	return fmt.Errorf("%q is not a name such as rack or example.com/rack: %s", cut(name), why)
 }
+
+// maxNamePart is how long a name is at most, without its domain.
+const maxNamePart = 63
 
 func taint(t *v1.Taint) error {
 	if err := label(t.Key, t.Value); err != nil {
