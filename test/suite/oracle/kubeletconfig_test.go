@@ -17,13 +17,13 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
-const productDir = "../../../cmd/nodeprobe"
+const configDir = "../../../cmd/nodeprobe/internal/config"
 
 // What nodeprobe thinks that a kubelet makes of its configuration is what a
 // kubelet makes of it: the fixtures' kubelet.json, against the kubelet itself.
 func TestKubeletConfig(t *testing.T) {
 	program := must.Get(kubelet.Build(t.Context(), os.Stderr))(t)
-	fixtures, err := filepath.Glob(filepath.Join(productDir, "testdata/kubelet/*/kubelet.json"))
+	fixtures, err := filepath.Glob(filepath.Join(configDir, "testdata/kubelet/*/kubelet.json"))
 	if err != nil || len(fixtures) < 5 {
 		t.Fatalf("fixtures %v, error %v", fixtures, err)
 	}
@@ -50,11 +50,11 @@ func TestKubeletConfig(t *testing.T) {
 // nodeprobe knows the fields that a kubelet has, and no others.
 func TestKubeletFields(t *testing.T) {
 	program := must.Get(kubelet.Build(t.Context(), os.Stderr))(t)
-	source := must.Get(os.ReadFile(filepath.Join(productDir, "kubeletfields.go")))(t)
+	source := must.Get(os.ReadFile(filepath.Join(configDir, "kubeletfields.go")))(t)
 	_, list, _ := strings.Cut(string(source), "const kubeletFields = `")
 	list, _, _ = strings.Cut(list, "`")
 	ours := strings.Fields(list)
-	theirs := kubeletConfig(t, program, filepath.Join(productDir, "testdata/kubelet/kubeadm"))
+	theirs := kubeletConfig(t, program, filepath.Join(configDir, "testdata/kubelet/kubeadm"))
 	for _, field := range ours {
 		if _, known := lookUp(theirs, field); !known {
 			t.Errorf("%s: a kubelet has no such field", field)

@@ -1,0 +1,53 @@
+package config
+
+import "strings"
+
+// kubeletFields are the fields of a KubeletConfiguration (v1beta1 of Kubernetes
+// 1.36). Those that our own configuration has too mean the same there, and are
+// taken. The others are here so that a slip of the pen stands out from them.
+const kubeletFields = `
+address allowedUnsafeSysctls authentication authorization cgroupDriver
+cgroupRoot cgroupsPerQOS clusterDNS clusterDomain
+configMapAndSecretChangeDetectionStrategy containerLogMaxFiles
+containerLogMaxSize containerLogMaxWorkers containerLogMonitorInterval
+containerRuntimeEndpoint contentType cpuCFSQuota cpuCFSQuotaPeriod
+cpuManagerPolicy cpuManagerPolicyOptions cpuManagerReconcilePeriod
+crashLoopBackOff enableContentionProfiling enableControllerAttachDetach
+enableDebugFlagsHandler enableDebuggingHandlers enableProfilingHandler
+enableServer enableSystemLogHandler enableSystemLogQuery enforceNodeAllocatable
+eventBurst eventRecordQPS evictionHard evictionMaxPodGracePeriod
+evictionMinimumReclaim evictionPressureTransitionPeriod evictionSoft
+evictionSoftGracePeriod failCgroupV1 failSwapOn featureGates fileCheckFrequency
+hairpinMode healthzBindAddress healthzPort httpCheckFrequency
+imageGCHighThresholdPercent imageGCLowThresholdPercent imageMaximumGCAge
+imageMinimumGCAge imagePullCredentialsVerificationPolicy imageServiceEndpoint
+iptablesDropBit iptablesMasqueradeBit kernelMemcgNotification kubeAPIBurst
+kubeAPIQPS kubeletCgroups kubeReserved kubeReservedCgroup
+localStorageCapacityIsolation logging makeIPTablesUtilChains maxOpenFiles
+maxParallelImagePulls maxPods memoryManagerPolicy memoryReservationPolicy
+memorySwap memoryThrottlingFactor mergeDefaultEvictionSettings
+nodeLeaseDurationSeconds nodeStatusMaxImages nodeStatusReportFrequency
+nodeStatusUpdateFrequency oomScoreAdj podCIDR podLogsDir podPidsLimit
+podsPerCore port preloadedImagesVerificationAllowlist protectKernelDefaults
+providerID qosReserved readOnlyPort registerNode registerWithTaints
+registryBurst registryPullQPS reservedMemory reservedSystemCPUs resolvConf
+rotateCertificates runOnce runtimeRequestTimeout seccompDefault
+serializeImagePulls serverTLSBootstrap showHiddenMetricsForVersion
+shutdownGracePeriod shutdownGracePeriodByPodPriority
+shutdownGracePeriodCriticalPods singleProcessOOMKill staticPodPath staticPodURL
+staticPodURLHeader streamingConnectionIdleTimeout syncFrequency systemCgroups
+systemReserved systemReservedCgroup tlsCertFile tlsCipherSuites
+tlsCurvePreferences tlsMinVersion tlsPrivateKeyFile topologyManagerPolicy
+topologyManagerPolicyOptions topologyManagerScope tracing userNamespaces
+volumePluginDir volumeStatsAggPeriod
+`
+
+// isKubeletField reports whether a KubeletConfiguration has the field.
+func isKubeletField(name string) bool {
+	for field := range strings.FieldsSeq(kubeletFields) {
+		if field == name {
+			return true
+		}
+	}
+	return false
+}
