@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/nodeprobe/nodeprobe"
+	"github.com/nodeprobe/nodeprobe/internal/printable"
 )
 
 func live(s *nodeprobe.State) []nodeprobe.Check  { return s.Live }
@@ -59,5 +60,5 @@ func StatusLine(s *nodeprobe.State, notes ...string) string {
 	for _, note := range notes {
 		b.WriteString("; " + note)
 	}
-	return oneLine(b.String(), maxStatusLine)
+	return printable.Line(b.String(), maxStatusLine)
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/internal/printable"
 	"github.com/nodeprobe/nodeprobe/probe"
 )
 
@@ -36,7 +37,7 @@ var escaper = strings.NewReplacer("&", "&amp;", "'", "&#39;", "<", "&lt;", ">", 
 func escape(text string) string {
 	lines := strings.Split(text, "\n")
 	for i := range lines {
-		lines[i] = escaper.Replace(oneLine(lines[i], -1))
+		lines[i] = escaper.Replace(printable.Line(lines[i], -1))
 	}
 	return strings.Join(lines, "\n")
 }
@@ -44,6 +45,7 @@ func escape(text string) string {
 // page writes the whole page. It works without the script, which only fetches it again
 // and updates what has changed.
 func (m *markup) page(r *report, past []point) {
+	verdict, _ := r.verdict()
 	m.f(`<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -53,7 +55,7 @@ func (m *markup) page(r *report, past []point) {
 <title>%s: %s</title>
 <link rel="icon" href="data:,">
 <noscript><meta http-equiv="refresh" content="10"></noscript>
-<style>`, r.NodeName, r.verdict())
+<style>`, r.NodeName, verdict)
 	m.buf.WriteString(pageStyle)
 	m.f("</style>\n</head>\n<body>\n<p id=\"lost\" role=\"alert\" hidden></p>\n<main>\n")
 	m.header(r)
@@ -69,51 +71,33 @@ func (m *markup) page(r *report, past []point) {
 	m.f("</script>\n</body>\n</html>\n")
 }
 
-// verdict sums up the page in a few words.
-func (r *report) verdict() string {
-	var pressed, unknown []string
+// verdict sums up the page in a few words, and as a status: that of the worst condition,
+// which is True, then Unknown, then False.
+func (r *report) verdict() (text, status string) {
+	types := map[string][]string{}
 	for _, c := range r.Snapshot.Conditions {
-		switch c.Status {
-		case "True":
-			pressed = append(pressed, c.Type)
-		case "Unknown":
-			unknown = append(unknown, c.Type)
-		}
+		types[c.Status] = append(types[c.Status], c.Type)
 	}
 	switch {
 	case r.StoodDown != "":
-		return "stood down"
-	case len(pressed) > 0:
-		return strings.Join(pressed, ", ")
-	case len(unknown) > 0:
-		return "unknown: " + strings.Join(unknown, ", ")
+		return "stood down", "True"
+	case types["True"] != nil:
+		return strings.Join(types["True"], ", "), "True"
+	case types["Unknown"] != nil:
+		return "unknown: " + strings.Join(types["Unknown"], ", "), "Unknown"
 	default:
-		return "no pressure"
+		return "no pressure", "False"
 	}
-}
-
-// mood is the status of the worst condition: True, then Unknown, then False. It is a
-// class in the style.
-func (r *report) mood() string {
-	mood := "False"
-	for _, c := range r.Snapshot.Conditions {
-		if c.Status == "True" || c.Status == "Unknown" && mood == "False" {
-			mood = c.Status
-		}
-	}
-	if r.StoodDown != "" {
-		mood = "True"
-	}
-	return mood
 }
 
 func (m *markup) header(r *report) {
 	m.f(`<header><div><h1>%s</h1>`, r.NodeName)
 	m.f(`<p>nodeprobe %s <span>mode %s</span> <span>tier %s</span> <span>`, r.Version, r.Mode, r.Snapshot.Tier)
 	m.time(r.Snapshot.Time, time.DateTime+" MST")
-	m.f("</span></p></div>\n<p class=\"verdict %s\" role=\"status\">", r.mood())
-	m.icon(r.mood())
-	m.f("%s</p></header>\n", r.verdict())
+	verdict, status := r.verdict()
+	m.f("</span></p></div>\n<p class=\"verdict %s\" role=\"status\">", status)
+	m.icon(status)
+	m.f("%s</p></header>\n", verdict)
 	for _, c := range r.Checks {
 		if c.Error != "" {
 			m.f("<p class=\"alarm\">%s: %s</p>\n", c.Name, c.Error)
@@ -172,7 +156,7 @@ func (m *markup) signals(r *report, past []point) {
 		m.signal(&r.Snapshot.Signals[i], r.Snapshot.Time, past)
 	}
 	m.f("</tbody></table>\n")
-	m.f(`<p class="note">Last 10 minutes: the least available in every 5 s, or between two samples if they are further apart.</p></section>` + "\n")
+	m.f(`<p class="note">Last 10 minutes: the lowest value in each 5 s, or of each sample if these are less frequent.</p></section>` + "\n")
 }
 
 func (m *markup) signal(s *signalView, now time.Time, past []point) {
@@ -278,7 +262,7 @@ func (m *markup) stalls(r *report, past []point) {
 		m.stall(&r.Snapshot.Pressure[i], r.Snapshot.Time, past)
 	}
 	m.f("</ul>\n")
-	m.f(`<p class="note">Charts: the last 10 minutes, the highest 10 s average in every 5 s, or between two samples if they are further apart.</p></section>` + "\n")
+	m.f(`<p class="note">Charts: the last 10 minutes; the highest 10 s average in each 5 s, or of each sample if these are less frequent.</p></section>` + "\n")
 }
 
 func (m *markup) stall(s *stallView, now time.Time, past []point) {

@@ -59,6 +59,7 @@ func TestPageText(t *testing.T) {
 		{Type: "DiskPressure", Status: "Unknown", Since: begin},
 	}
 	four, two, eight := int64(4<<30), int64(2<<30), int64(8<<30)
+	pressed.Pressure = []stallView{{Resource: "memory", Some: lineView{Avg10: 0.5}}}
 	pressed.Signals = []signalView{
 		{Name: "memory.available", Unit: "bytes", Available: &two, Capacity: &eight, Limit: &four, TimeToLimit: "0s"},
 		{Name: "pid.available", Unit: "tasks", Error: "no such file"},
@@ -84,7 +85,8 @@ func TestPageText(t *testing.T) {
 			report{NodeName: "a", Snapshot: pressed},
 			[]string{
 				"<title>a: MemoryPressure</title>", `<p class="verdict True" role="status">`, "memory.available&lt;100Mi", "for 90s, since ",
-				`aria-valuenow="25" aria-valuetext="25 % left, limit at 50.0 %"`, "<tr role=\"row\" class=\"reached\">", "</i>reached</td>", "cannot be read",
+				`aria-valuenow="25" aria-valuetext="25 % left, limit at 50.0 %"`, "<tr role=\"row\" class=\"reached\">",
+				`<p class="note">Last 10 minutes: the lowest value in each 5 s`, `<p class="note">Charts: the last 10 minutes; the highest 10 s average in each 5 s`, "<td>50.0%</td>", "</i>reached</td>", "cannot be read",
 			},
 			nil,
 		},

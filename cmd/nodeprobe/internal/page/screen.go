@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/term"
+
+	"github.com/nodeprobe/nodeprobe/internal/printable"
 )
 
 // Screen draws a live table in a terminal, with the latest log lines below it. It is
@@ -65,9 +67,14 @@ func (t logTail) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// Start draws the table now and then every second, asking for a sample before each. The
-// caller must call stop, which draws a last time and waits for that.
-func (s *Screen) Start(table func(io.Writer), sample func()) (stop func()) {
+// Start draws the table of a Page now and then every second, and asks for a sample before
+// each drawing but the first. The url is that of the status page, or empty. The caller
+// must call stop, which draws a last time and waits for that.
+func (s *Screen) Start(p *Page, url string) (stop func()) {
+	return s.start(func(b *strings.Builder) { p.table(b, url) }, p.Sample)
+}
+
+func (s *Screen) start(table func(*strings.Builder), sample func()) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var drawing sync.WaitGroup
 	drawing.Go(func() {
@@ -94,7 +101,7 @@ func (s *Screen) Start(table func(io.Writer), sample func()) (stop func()) {
 // draw writes the table and the log lines over the previous drawing. It cuts them to the
 // size of the terminal: a line that wraps, or a screen that scrolls, would garble the
 // next drawing.
-func (s *Screen) draw(table func(io.Writer)) {
+func (s *Screen) draw(table func(*strings.Builder)) {
 	var b strings.Builder
 	table(&b)
 	b.WriteByte('\n')
@@ -113,7 +120,7 @@ func (s *Screen) draw(table func(io.Writer)) {
 			break // the last line is for the cursor
 		}
 		// One column stays free: clearing the rest of a full line would clear its last rune.
-		text.WriteString(oneLine(strings.TrimSuffix(line, "\n"), width-1))
+		text.WriteString(printable.Line(strings.TrimSuffix(line, "\n"), width-1))
 		text.WriteString(clearLine + "\n")
 	}
 	text.WriteString(clearToEnd)

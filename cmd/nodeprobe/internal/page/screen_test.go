@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"strings"
 	"sync/atomic"
@@ -12,10 +11,12 @@ import (
 	"testing/synctest"
 	"time"
 	"unicode/utf8"
+
+	"github.com/nodeprobe/nodeprobe/internal/printable"
 )
 
 // drawn draws once on a terminal of that size, and returns the lines.
-func drawn(t *testing.T, s *Screen, width, height int, table func(io.Writer)) []string {
+func drawn(t *testing.T, s *Screen, width, height int, table func(*strings.Builder)) []string {
 	t.Helper()
 	var out bytes.Buffer
 	s.out, s.size = &out, func() (int, int) { return width, height }
@@ -48,11 +49,9 @@ func drawn(t *testing.T, s *Screen, width, height int, table func(io.Writer)) []
 // No line wraps and nothing scrolls, on a terminal of any size.
 func TestScreenFits(t *testing.T) {
 	state := owned(t)
-	var drawing bytes.Buffer // written once, because it contains our own CPU time
-	if err := newPage(&state).WriteTable(&drawing, "http://127.0.0.1:9732/"); err != nil {
-		t.Fatal(err)
-	}
-	table := func(w io.Writer) { _, _ = w.Write(drawing.Bytes()) }
+	var drawing strings.Builder // written once, because it contains our own CPU time
+	newPage(&state).table(&drawing, "http://127.0.0.1:9732/")
+	table := func(b *strings.Builder) { b.WriteString(drawing.String()) }
 	s := NewScreen(nil)
 	log := slog.New(slog.NewTextHandler(s.Logs(), nil))
 	log.Info("a line", "err", errors.New("two\nlines\x1b[2J and "+strings.Repeat("much ", 100)))
@@ -61,7 +60,7 @@ func TestScreenFits(t *testing.T) {
 	for _, size := range [][2]int{{80, 24}, {200, 100}, {20, 50}, {2, 3}, {1, 1}, {0, 10}, {40, 0}} {
 		got := drawn(t, s, size[0], size[1], table)
 		for i, line := range got {
-			if full := whole[i]; line != full && line != oneLine(full, size[0]-1) {
+			if full := whole[i]; line != full && line != printable.Line(full, size[0]-1) {
 				t.Errorf("%v, line %d: %q, want the start of %q", size, i, line, full)
 			}
 		}
@@ -80,7 +79,7 @@ func TestScreenKeepsLogTail(t *testing.T) {
 	for i := range screenLines + 5 {
 		log.Info(fmt.Sprint("line ", i))
 	}
-	lines := drawn(t, s, 0, 0, func(w io.Writer) { fmt.Fprintln(w, "table") })
+	lines := drawn(t, s, 0, 0, func(b *strings.Builder) { b.WriteString("table\n") })
 	if len(lines) != 2+screenLines || lines[0] != "table" || lines[1] != "" {
 		t.Fatalf("got %q", lines)
 	}
@@ -91,6 +90,22 @@ func TestScreenKeepsLogTail(t *testing.T) {
 	}
 }
 
+func TestScreenDrawsPage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		state := owned(t)
+		p := newPage(&state)
+		samples := 0
+		p.Sample = func() { samples++ }
+		var out bytes.Buffer
+		stop := NewScreen(&out).Start(p, "http://127.0.0.1:9732/")
+		time.Sleep(lookPeriod + time.Millisecond)
+		stop()
+		if n := strings.Count(out.String(), "node 192.0.2.7, 2026-01-02 03:04:05, http://127.0.0.1:9732/ "); n != 3 || samples != 1 {
+			t.Errorf("%d drawings and %d samples, want 3 and 1:\n%s", n, samples, &out)
+		}
+	})
+}
+
 // A Screen draws at once, every second after asking for a sample, and a last time when it
 // is stopped: what was logged until then stays on the terminal.
 func TestScreenStops(t *testing.T) {
@@ -98,7 +113,7 @@ func TestScreenStops(t *testing.T) {
 		var out bytes.Buffer
 		s := NewScreen(&out)
 		var drawings, samples atomic.Int32
-		stop := s.Start(func(io.Writer) { drawings.Add(1) }, func() { samples.Add(1) })
+		stop := s.start(func(*strings.Builder) { drawings.Add(1) }, func() { samples.Add(1) })
 		synctest.Wait()
 		if drawings.Load() != 1 || samples.Load() != 0 {
 			t.Errorf("at first %d drawings, %d samples", drawings.Load(), samples.Load())

@@ -14,6 +14,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe"
 	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/internal/printable"
 	"github.com/nodeprobe/nodeprobe/probe/cri"
 )
 
@@ -74,7 +75,7 @@ func (s *Snapshot) Write(w io.Writer, format string) error {
 
 // nodeSummary prints the Node's capacity as kubectl describe does.
 func nodeSummary(b *strings.Builder, node *v1.Node) {
-	fmt.Fprintf(b, "\nNode %s: %s, %s, kernel %s\n", node.Name, oneLine(node.Status.NodeInfo.OSImage, -1),
+	fmt.Fprintf(b, "\nNode %s: %s, %s, kernel %s\n", node.Name, printable.Line(node.Status.NodeInfo.OSImage, -1),
 		node.Status.NodeInfo.Architecture, node.Status.NodeInfo.KernelVersion)
 	for _, name := range slices.Sorted(maps.Keys(node.Status.Capacity)) {
 		capacity, allocatable := node.Status.Capacity[name], node.Status.Allocatable[name]

@@ -2,39 +2,37 @@ package page
 
 import (
 	"fmt"
-	"io"
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/nodeprobe/nodeprobe/internal/printable"
 )
 
-// WriteTable prints the live table: the sample, what was written, and what nodeprobe
-// itself costs. The url is that of the status page, or empty. Before the first sample
-// it prints nothing.
-func (p *Page) WriteTable(w io.Writer, url string) error {
+// table prints the live table: the sample, what was written, and what nodeprobe itself
+// costs. The url is that of the status page, or empty. Before the first sample it prints
+// nothing.
+func (p *Page) table(b *strings.Builder, url string) {
 	now, state := time.Now(), p.State()
 	if state.Snapshot.Time.IsZero() {
-		return nil
+		return
 	}
 	r := p.report(&state, now)
-	var b strings.Builder
-	fmt.Fprintf(&b, "nodeprobe %s, mode %s, node %s, %s", r.Version, r.Mode, r.NodeName, r.Snapshot.Time.Format(time.DateTime))
+	fmt.Fprintf(b, "nodeprobe %s, mode %s, node %s, %s", r.Version, r.Mode, r.NodeName, r.Snapshot.Time.Format(time.DateTime))
 	if url != "" {
 		b.WriteString(", " + url)
 	}
 	b.WriteString("   (Ctrl-C to quit)\n\n")
-	r.Snapshot.table(&b)
+	r.Snapshot.table(b)
 	for _, f := range r.writes(now) {
-		fmt.Fprintf(&b, "%s %s\n", f.name, f.text)
+		fmt.Fprintf(b, "%s %s\n", f.name, f.text)
 	}
-	fmt.Fprintf(&b, "nodeprobe itself: CPU %s; memory %s; samples: %s\n", r.Self.cpu(), dash(r.Self.memory()), dash(r.Self.samples()))
+	fmt.Fprintf(b, "nodeprobe itself: CPU %s; memory %s; samples: %s\n", r.Self.cpu(), dash(r.Self.memory()), dash(r.Self.samples()))
 	for _, c := range r.Checks {
 		if c.Error != "" {
-			fmt.Fprintf(&b, "! %s: %s\n", c.Name, c.Error)
+			fmt.Fprintf(b, "! %s: %s\n", c.Name, c.Error)
 		}
 	}
-	_, err := io.WriteString(w, b.String())
-	return err
 }
 
 // table prints conditions, signals, stalls, counters and errors.
@@ -85,7 +83,7 @@ func (v *view) table(b *strings.Builder) {
 	fmt.Fprintf(b, "\n%s\n", v.summary())
 	for _, e := range v.Errors {
 		for line := range strings.SplitSeq(e.Error, "\n") {
-			fmt.Fprintf(b, "! %s: %s\n", e.Source, oneLine(line, -1))
+			fmt.Fprintf(b, "! %s: %s\n", e.Source, printable.Line(line, -1))
 		}
 		if e.Remedy != "" {
 			fmt.Fprintf(b, "  -> %s\n", e.Remedy)

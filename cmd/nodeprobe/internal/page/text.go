@@ -2,36 +2,11 @@ package page
 
 import (
 	"fmt"
-	"strings"
 	"time"
-	"unicode"
-	"unicode/utf8"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/duration"
 )
-
-// oneLine cuts text to limit runes, or not at all if limit is negative, and replaces
-// control characters, line breaks included, that would garble a terminal.
-func oneLine(text string, limit int) string {
-	if limit == 0 {
-		return ""
-	}
-	cut := limit > 0 && utf8.RuneCountInString(text) > limit
-	var b strings.Builder
-	n := 0
-	for _, r := range text {
-		if n++; cut && n == limit {
-			b.WriteRune('…')
-			break
-		}
-		if !unicode.IsGraphic(r) {
-			r = unicode.ReplacementChar
-		}
-		b.WriteRune(r)
-	}
-	return b.String()
-}
 
 // amount formats bytes with three digits and a binary prefix, and counts in full.
 func amount(n int64, unit string) string {

@@ -2,29 +2,6 @@ package page
 
 import "testing"
 
-func TestOneLine(t *testing.T) {
-	for _, test := range []struct {
-		text string
-		most int
-		want string
-	}{
-		{"abc", 3, "abc"},
-		{"abcd", 3, "ab…"},
-		{"äöü", 3, "äöü"},
-		{"██████", 4, "███…"},
-		{"abc", 1, "…"},
-		{"abc", 0, ""},
-		{"abc", -1, "abc"},
-		{"a\nb\tc\x1bd\x00", -1, "a\ufffdb\ufffdc\ufffdd\ufffd"},
-		{"\xff", -1, "\ufffd"},
-		{"", 5, ""},
-	} {
-		if got := oneLine(test.text, test.most); got != test.want {
-			t.Errorf("oneLine(%q, %d) = %q, want %q", test.text, test.most, got, test.want)
-		}
-	}
-}
-
 func TestAmount(t *testing.T) {
 	for _, test := range []struct {
 		n    int64

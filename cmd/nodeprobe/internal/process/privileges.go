@@ -82,10 +82,10 @@ func (p *Privileges) String() string {
 	return strings.Join(texts, ", ")
 }
 
-// Drop gives up all other capabilities, and the right to gain any by running a program,
+// drop gives up all other capabilities, and the right to gain any by running a program,
 // in all threads and for good. It waits for every thread. In a program with cgo, it
 // returns an error that wraps [errors.ErrUnsupported], and drops nothing.
-func (p *Privileges) Drop() error {
+func (p *Privileges) drop() error {
 	const lastCapability = 63
 	for c := uintptr(0); c <= lastCapability; c++ {
 		has, err := unix.PrctlRetInt(unix.PR_CAPBSET_READ, c, 0, 0, 0)
@@ -121,7 +121,7 @@ func (p *Privileges) Drop() error {
 func DropPrivileges(rearm func() error, log *slog.Logger) {
 	p, err := FindPrivileges(rearm)
 	if err == nil {
-		err = p.Drop()
+		err = p.drop()
 	}
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nodeprobe/nodeprobe/internal/once"
 )
 
 // SupervisorConfig is what a [Supervisor] is made from. Every field is required.
@@ -40,10 +42,9 @@ type Supervisor struct {
 
 	// Owned by Run.
 	status   string // the latest that was sent
-	withheld bool   // watchdog pings are
+	withheld bool   // watchdog pings are, whatever the errors since
 
-	mu     sync.Mutex // guards failed, and serializes messages
-	failed string     // why the latest message could not be sent
+	mu sync.Mutex // serializes messages
 }
 
 // The variables in which the manager passes its socket and its watchdog.
@@ -60,6 +61,7 @@ func NewSupervisor(cfg SupervisorConfig) *Supervisor {
 	for _, name := range []string{envNotifySocket, envWatchdogTime, envWatchdogPID} {
 		os.Unsetenv(name)
 	}
+	cfg.Logger = once.Logger(cfg.Logger)
 	s := &Supervisor{cfg: cfg, timeout: time.Second, wakeup: make(chan struct{}, 1)}
 	switch {
 	case address == "":
@@ -160,7 +162,7 @@ func (s *Supervisor) Reloaded() {
 	s.Wake()
 }
 
-// notify sends one message. It logs an error once, until it changes.
+// notify sends one message.
 func (s *Supervisor) notify(lines ...string) {
 	if s.address == "" {
 		return
@@ -168,13 +170,10 @@ func (s *Supervisor) notify(lines ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.send(strings.Join(lines, "\n")); err != nil {
-		if text := err.Error(); text != s.failed {
-			s.failed = text
-			s.cfg.Logger.Warn("cannot notify service manager", "err", err)
-		}
+		s.cfg.Logger.Warn("cannot notify service manager", once.Failure("notify"), "err", err)
 		return
 	}
-	s.failed = ""
+	s.cfg.Logger.Info("service manager can be notified again", once.Recovery("notify"))
 }
 
 // send connects for each message. Messages are rare, and the socket may have been

@@ -246,14 +246,24 @@ func TestSupervisorDoesNotRead(t *testing.T) {
 	}
 }
 
-// A manager that is gone costs one line.
+// A manager that is gone costs one line, and another when it is back.
 func TestSupervisorIsGone(t *testing.T) {
 	log := &logBuffer{}
-	t.Setenv(envNotifySocket, filepath.Join(t.TempDir(), "nobody"))
+	address := filepath.Join(t.TempDir(), "notify")
+	t.Setenv(envNotifySocket, address)
 	s := NewSupervisor(SupervisorConfig{Logger: slog.New(slog.NewTextHandler(log, nil))})
 	s.notify("READY=1")
 	s.notify("WATCHDOG=1")
 	if text := log.String(); strings.Count(text, "\n") != 1 || !strings.Contains(text, "no such file") {
+		t.Errorf("logged\n%s", text)
+	}
+	messages := listenAsManager(t, address)
+	s.notify("WATCHDOG=1")
+	s.notify("WATCHDOG=1")
+	if got := next(t, messages); got != "WATCHDOG=1" {
+		t.Errorf("sent %q", got)
+	}
+	if text := log.String(); strings.Count(text, "\n") != 2 || !strings.Contains(text, "can be notified again") {
 		t.Errorf("logged\n%s", text)
 	}
 }
