@@ -96,7 +96,7 @@ func (p *plan) reset(estimates []pressure.Estimate) {
 	for i := range estimates {
 		p.limits[i] = limit{threshold: estimates[i].Threshold, slot: -1}
 	}
-	p.since, p.tight, p.logged = time.Time{}, false, false
+	p.logged = false
 }
 
 // compare finds the limits for which the kernel reports pressure and the sample shows

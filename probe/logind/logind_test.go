@@ -18,6 +18,7 @@ import (
 type machine struct {
 	mu     sync.Mutex
 	down   bool          // a shutdown is being prepared
+	sudden bool          // one begins after preparing was read next
 	refuse error         // what connecting or a call fails with
 	known  bool          // whether the API server hears of anything
 	hints  chan struct{} // of the connection; nil if there is none
@@ -59,7 +60,12 @@ func (m *machine) inhibit(context.Context) (io.Closer, error) {
 func (m *machine) preparing(context.Context) (bool, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.down, m.refuse
+	down := m.down
+	if m.sudden {
+		m.sudden, m.down = false, true
+		m.signal()
+	}
+	return down, m.refuse
 }
 
 func (m *machine) changes() <-chan struct{} {
@@ -184,6 +190,10 @@ func TestInhibitor(t *testing.T) {
 			{"begins", begin, time.Minute, []string{"begin"}, 0},
 			{"lost again", disconnect, time.Minute, []string{"begin"}, 0},
 		}},
+		{"begins before the lock is taken", &machine{known: true, sudden: true}, []step{
+			{"start", nil, time.Minute, []string{"begin"}, 0},
+			{"cancelled", cancel, 0, []string{"begin", "cancel"}, 1},
+		}},
 		{"no bus at first", &machine{refuse: errors.New("no bus")}, []step{
 			{name: "none", wait: time.Hour},
 			{"there it is", (*machine).working, retryInterval, nil, 1},
@@ -233,10 +243,12 @@ func TestInhibitorLogs(t *testing.T) {
 		m.working()
 		time.Sleep(time.Minute)
 		m.disconnect()
+		time.Sleep(time.Minute)
+		m.disconnect()
 		m.failing("no logind")
 		time.Sleep(time.Hour)
 	})
-	for text, want := range map[string]int{`err="no bus"`: 1, `err="no logind"`: 2, "delaying shutdown until": 1} {
+	for text, want := range map[string]int{`err="no bus"`: 1, `err="no logind"`: 2, `err="connection is lost"`: 2, "delaying shutdown until": 2} {
 		if got := strings.Count(m.logs.String(), text); got != want {
 			t.Errorf("%s: logged %d times, want %d:\n%s", text, got, want, m.logs.String())
 		}

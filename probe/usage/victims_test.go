@@ -150,6 +150,14 @@ func TestVictims(t *testing.T) {
 		{"event then count", true, []step{{count: 5}, {event: true, want: []string{named}}, {count: 6}, {after: time.Hour, count: 6}}},
 		{"count then event", true, []step{{count: 5}, {count: 6}, {event: true, want: []string{named}}, {after: time.Hour, count: 6}}},
 		{"lost event", true, []step{{count: 5}, {after: time.Second, count: 6}, {after: time.Second, count: 6, want: []string{one}}, {after: time.Hour, count: 6}}},
+		{"late event after a lost one", true, []step{
+			{count: 5},
+			{count: 6},
+			{after: time.Second, count: 6, want: []string{one}},
+			{after: time.Hour, count: 7},
+			{event: true, want: []string{named}},
+			{after: time.Hour, count: 7},
+		}},
 		{"two lost of three", true, []step{
 			{count: 5},
 			{event: true, want: []string{named}},

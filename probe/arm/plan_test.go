@@ -1,0 +1,330 @@
+package arm
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+)
+
+const gi = int64(1) << 30
+
+// snapshot returns a sample of a node that has nothing but its nodefs, and half of all
+// left.
+func snapshot() probe.Snapshot {
+	s := probe.Snapshot{
+		Time:   time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
+		NodeFs: probe.Filesystem{Path: "/", Reserved: 5 * gi},
+	}
+	for sig, capacity := range map[probe.Signal]int64{
+		probe.MemoryAvailable: 8 * gi, probe.NodeFsAvailable: 100 * gi, probe.NodeFsInodesFree: 1000, probe.PIDAvailable: 32768,
+	} {
+		s.Signals[sig] = probe.Observation{Available: capacity / 2, Capacity: capacity, OK: true}
+	}
+	return s
+}
+
+// estimates returns those of a first sample.
+func estimates(t *testing.T, config pressure.Config, s *probe.Snapshot) []pressure.Estimate {
+	t.Helper()
+	thresholds, _, err := pressure.Parse(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return slices.Clone(pressure.NewForecaster(thresholds).Observe(s))
+}
+
+// measure has the kernel see what the sample shows, and drift more.
+func measure(l *bpf.Levels, ws []bpf.Watch, s *probe.Snapshot, drift int64) {
+	signals := map[bpf.Figure]probe.Signal{
+		bpf.WorkingSet: probe.MemoryAvailable, bpf.PIDs: probe.PIDAvailable,
+		bpf.FreeBytes: probe.NodeFsAvailable, bpf.FreeInodes: probe.NodeFsInodesFree,
+	}
+	for i, w := range ws {
+		l.Watches[i].Value = s.Signals[signals[w.Figure]].Available + drift
+		if w.Figure == bpf.FreeBytes {
+			l.Watches[i].Value += s.NodeFs.Reserved
+		}
+	}
+}
+
+// planScene is a plan, and a kernel that watches whatever it wants.
+type planScene struct {
+	plan
+	snapshot  probe.Snapshot
+	estimates []pressure.Estimate
+	verdicts  [pressure.NumConditions]pressure.Verdict
+	edges     bpf.Edges // of the first watch
+	drift     int64     // of the kernel's figures
+	invalid   bool      // at the next step
+
+	levels bpf.Levels
+	set    []bpf.Watch // latest
+	sets   int         // how often
+	err    error       // of the latest verification
+}
+
+func newPlanScene(t *testing.T, config pressure.Config) *planScene {
+	t.Helper()
+	s := &planScene{plan: plan{cpus: 4}, snapshot: snapshot()}
+	s.estimates = estimates(t, config, &s.snapshot)
+	return s
+}
+
+// after returns which limits are relied on, and when the next sample is due.
+func (s *planScene) after(d time.Duration) (relied []bool, again time.Duration) {
+	s.snapshot.Time = s.snapshot.Time.Add(d)
+	s.levels.Watches[0].Pressure = s.edges
+	due, again := s.step(input{&s.snapshot, s.estimates, s.verdicts[:], &s.levels, s.invalid})
+	s.invalid = false
+	if due {
+		s.sets++
+		s.set = nil
+		for i := range s.limits {
+			l := &s.limits[i]
+			if l.slot = -1; l.want != (bpf.Watch{}) {
+				l.slot = len(s.set)
+				s.set = append(s.set, l.want)
+			}
+		}
+		measure(&s.levels, s.set, &s.snapshot, s.drift)
+		s.armed(&s.snapshot, nil)
+		s.err = s.verify(&s.snapshot, &s.levels)
+	}
+	for i := range s.limits {
+		relied = append(relied, s.limits[i].relied())
+	}
+	return relied, again
+}
+
+// The watches are set again when something changed that the kernel cannot know, and not at
+// each sample.
+func TestStepSets(t *testing.T) {
+	s := newPlanScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5%", "nodefs.available": "10%"}})
+	for _, step := range []struct {
+		name   string
+		change func()
+		sets   int
+	}{
+		{"first", func() {}, 1},
+		{"nothing", func() {}, 1},
+		{"memory was plugged in", func() { s.snapshot.Signals[probe.MemoryAvailable].Capacity *= 2 }, 2},
+		{"another filesystem", func() { s.snapshot.NodeFs.Path = "/elsewhere" }, 3},
+		{"root keeps more", func() { s.snapshot.NodeFs.Reserved++ }, 4},
+		{"mounts changed", func() { s.invalid = true }, 5},
+		{"nothing again", func() {}, 5},
+		{"memory cannot be read", func() { s.snapshot.Signals[probe.MemoryAvailable].OK = false }, 6},
+	} {
+		step.change()
+		s.after(time.Second)
+		if s.sets != step.sets {
+			t.Errorf("%s: %d sets, want %d", step.name, s.sets, step.sets)
+		}
+	}
+	s.after(rearmInterval)
+	if s.sets != 7 {
+		t.Errorf("%d sets after a minute, want 7", s.sets)
+	}
+}
+
+// A limit is not relied on if the kernel's figure is not the sampled one, because memory was
+// plugged in or the kernel counts in another way. A burst of allocations is no reason.
+func TestStepDrift(t *testing.T) {
+	s := newPlanScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5%", "nodefs.available": "10%"}})
+	for _, step := range []struct {
+		name   string
+		drift  int64
+		after  time.Duration
+		relied bool
+		sets   int
+	}{
+		{"agreed", 0, 0, true, 1},
+		{"a little off", 1 << 20, rearmInterval, true, 2},
+		{"burst", -gi, rearmInterval, true, 3},
+		{"looked again at once", 0, time.Second, true, 4},
+		{"and no more", 0, time.Second, true, 4},
+		{"two bursts", gi, rearmInterval, true, 5},
+		{"that differ", 2 * gi, time.Second, true, 6},
+		{"the same again", 2 * gi, time.Second, false, 7},
+		{"polled", 2 * gi, time.Second, false, 7},
+		{"still off", 2 * gi, rearmInterval, false, 8},
+		{"mended", 0, rearmInterval, true, 9},
+	} {
+		s.drift = step.drift
+		got, _ := s.after(step.after)
+		if slices.Contains(got, !step.relied) {
+			t.Errorf("%s: relied on %v, want %v", step.name, got, step.relied)
+		}
+		if s.sets != step.sets {
+			t.Errorf("%s: %d sets, want %d", step.name, s.sets, step.sets)
+		}
+		if (s.err == nil) != step.relied {
+			t.Errorf("%s: %v", step.name, s.err)
+		}
+	}
+}
+
+// A filesystem that root has filled into its reserve has not drifted: nothing is available
+// there.
+func TestStepReserve(t *testing.T) {
+	s := newPlanScene(t, pressure.Config{Hard: map[string]string{"nodefs.available": "10%"}})
+	s.snapshot.Signals[probe.NodeFsAvailable].Available = 0
+	s.drift = -3 * gi // of the 5 in reserve
+	for range 3 {
+		if got, _ := s.after(rearmInterval); slices.Contains(got, false) {
+			t.Errorf("relied on %v", got)
+		}
+	}
+}
+
+// While the kernel reports pressure that neither the sample nor the condition shows, it would
+// not report a crossing: it is asked to report as soon as the figure is back at the limit, and
+// until then the figure is polled.
+func TestStepAhead(t *testing.T) {
+	const (
+		limit, above = int64(100 << 20), int64(110 << 20)
+		ms           = time.Millisecond
+	)
+	s := newPlanScene(t, pressure.Config{Hard: map[string]string{"memory.available": "100Mi", "nodefs.available": "10%"}})
+	for _, step := range []struct {
+		name     string
+		after    time.Duration
+		edges    bpf.Edges // of memory, in the kernel
+		headroom int64     // of memory, in the sample
+		relied   bool
+		above    int64 // where pressure ends for the kernel
+		sets     int   // so far
+		again    time.Duration
+	}{
+		{"calm", 0, 0, gi, true, above, 1, 0},
+		{"below for a moment", time.Second, 1, 1, false, limit, 2, 10 * ms},
+		{"still", 15 * ms, 1, 1, false, limit, 2, 15 * ms},
+		{"back", ms, 2, 1, true, above, 3, 0},
+		{"below for a moment again", ms, 3, 1, false, above, 3, 10 * ms}, // is too soon
+		{"a little later", 100 * ms, 3, 0, false, limit, 4, 100 * ms},
+		{"for long", 3 * time.Second, 3, 0, false, limit, 4, 500 * ms},
+		{"below", ms, 3, -1, true, above, 5, 0},
+		{"still below", time.Second, 3, -1, true, above, 5, 0},
+		{"back, but not by much", time.Second, 3, 1, false, limit, 6, 10 * ms},
+		{"that was reported", ms, 4, 1, true, above, 7, 0},
+	} {
+		s.edges = step.edges
+		s.estimates[0].Headroom = step.headroom
+		relied, again := s.after(step.after)
+		if want := []bool{step.relied, true}; !slices.Equal(relied, want) || again != step.again {
+			t.Errorf("%s: relied on %v, again after %s, want %v and %s", step.name, relied, again, want, step.again)
+		}
+		if s.sets != step.sets {
+			t.Fatalf("%s: %d sets, want %d", step.name, s.sets, step.sets)
+		}
+		w := s.set
+		if w[0].Below != limit || w[0].Above != step.above || w[1].Above == w[1].Below {
+			t.Errorf("%s: the kernel watches %+v", step.name, w)
+		}
+	}
+	// A condition that is held is looked at again when its period ends.
+	s.edges, s.estimates[0].Headroom, s.verdicts[pressure.MemoryPressure].Status = 5, 1, pressure.True
+	if relied, _ := s.after(time.Second); slices.Contains(relied, false) || s.sets != 7 {
+		t.Errorf("held: relied on %v, %d sets", relied, s.sets)
+	}
+}
+
+// A figure that is back above its limit, but not where pressure ends for the kernel, may go
+// under again without an event.
+func TestStepSilentReturn(t *testing.T) {
+	s := newPlanScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5%", "nodefs.available": "10%", "nodefs.inodesFree": "5%"}})
+	s.snapshot.Signals[probe.MemoryAvailable].OK = false // so that slots are not indexes of limits
+	for _, step := range []struct {
+		name     string
+		headroom int64
+		status   pressure.Status
+		edges    bpf.Edges
+		want     bool
+	}{
+		{"fine", 1 << 30, pressure.False, 0, true},
+		{"pressure", -1, pressure.True, 1, true},
+		{"held: a sample is due at its end", 1, pressure.True, 1, true},
+		{"over, but not for the kernel", 1, pressure.False, 1, false},
+		{"on the line", 0, pressure.False, 1, false},
+		{"not judged yet", 1, pressure.Unknown, 1, false},
+		{"over for both", 1, pressure.False, 2, true},
+	} {
+		s.estimates[1].Headroom, s.verdicts[pressure.DiskPressure].Status, s.edges = step.headroom, step.status, step.edges
+		want := []bool{false, step.want, true}
+		if got, _ := s.after(time.Second); !slices.Equal(got, want) {
+			t.Errorf("%s: relied on %v, want %v", step.name, got, want)
+		}
+	}
+}
+
+// Other thresholds, whether as many or not, are put to the kernel at once, and what it
+// reported about the old ones does not matter any more.
+func TestStepChangedLimits(t *testing.T) {
+	s := newPlanScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5Gi", "pid.available": "5%"}})
+	s.edges = 1 // though the sample of the first look is as good as the limit
+	s.snapshot.Signals[probe.MemoryAvailable].Available = 5 * gi
+	s.estimates[0].Headroom = 0
+	s.after(0)
+	if s.after(time.Second); !s.limits[0].ahead {
+		t.Fatal("the kernel is not ahead of the sample")
+	}
+	for _, hard := range []map[string]string{
+		{"memory.available": "1Gi", "pid.available": "5%"},
+		{"memory.available": "1Gi", "nodefs.available": "5%", "pid.available": "5%"},
+		{"pid.available": "7%"},
+		{},
+	} {
+		s.estimates = estimates(t, pressure.Config{Hard: hard}, &s.snapshot)
+		sets := s.sets
+		s.edges = 0
+		relied, _ := s.after(time.Millisecond)
+		if s.sets != sets+1 || len(relied) != len(hard) || slices.Contains(relied, false) {
+			t.Errorf("%v: %d sets, relied on %v", hard, s.sets-sets, relied)
+			continue
+		}
+		if len(s.set) != len(hard) || hard["memory.available"] != "" && s.set[0].Below != gi {
+			t.Errorf("%v: the kernel watches %+v", hard, s.set)
+		}
+		if s.after(time.Millisecond); s.sets != sets+1 {
+			t.Errorf("%v: set again", hard)
+		}
+	}
+}
+
+// There are no more watches than the kernel takes; the other limits are polled.
+func TestStepMaxWatches(t *testing.T) {
+	s := newPlanScene(t, pressure.Config{})
+	s.estimates = nil
+	for i := range bpf.MaxWatches + 3 {
+		threshold := pressure.Threshold{Signal: probe.PIDAvailable, Value: pressure.Value{Quantity: int64(i)}}
+		s.estimates = append(s.estimates, pressure.Estimate{Signal: threshold.Signal, Threshold: threshold, Headroom: 1})
+	}
+	relied, _ := s.after(0)
+	for i, got := range relied {
+		if want := i > 0 && i <= bpf.MaxWatches; got != want { // that of 0 is never crossed
+			t.Errorf("limit %d: relied on %t, want %t", i, got, want)
+		}
+	}
+	if len(s.set) != bpf.MaxWatches {
+		t.Errorf("%d watches", len(s.set))
+	}
+}
+
+// Nothing is left of a drift when its limit cannot be watched for a while: the watches are
+// not set at each sample to look at it again.
+func TestStepDriftOfAbsentSignal(t *testing.T) {
+	s := newPlanScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5%", "pid.available": "5%"}})
+	s.after(0)
+	s.drift = gi
+	s.after(rearmInterval)
+	s.drift = 0
+	s.snapshot.Signals[probe.MemoryAvailable].OK = false
+	s.after(time.Second)
+	sets := s.sets
+	if s.after(time.Second); s.sets != sets {
+		t.Errorf("set again: %+v", s.limits)
+	}
+}
