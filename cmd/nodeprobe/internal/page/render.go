@@ -108,7 +108,7 @@ func (m *markup) header(r *report) {
 	}
 }
 
-// icon repeats a status as a sign, for those who skim.
+// icon repeats a status as a sign, for readers who skim.
 func (m *markup) icon(status string) {
 	sign := "?"
 	switch status {

@@ -20,8 +20,10 @@ var (
 		"Number of OS threads created.", nil, nil)
 )
 
-// collector exports what the process costs, and what would tell of a leak or of threads
-// that hang in the kernel.
+// collector exports what the process costs, and what shows a leak, or threads that hang in
+// the kernel. client_golang's own collectors cost more than six times as much at each
+// scrape (see BenchmarkCollect): that of the process reads some ten files of /proc, network
+// statistics among them, and cannot be restricted.
 type collector struct{ start time.Time }
 
 // NewCollector returns a collector of five metrics of this process, under the names that

@@ -147,7 +147,7 @@ func (s *Supervisor) ping() (next time.Duration) {
 }
 
 // Reloading notifies the manager that the configuration is being reloaded. Call Reloaded
-// at the end, whether or not the new configuration was accepted: the status tells.
+// at the end, whether or not the new configuration was accepted.
 func (s *Supervisor) Reloading() {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
@@ -170,7 +170,7 @@ func (s *Supervisor) notify(lines ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.send(strings.Join(lines, "\n")); err != nil {
-		s.cfg.Logger.Warn("cannot notify service manager", once.Failure("notify"), "err", err)
+		s.cfg.Logger.Warn("cannot notify service manager", once.Failure("notify"), slog.Any("err", err))
 		return
 	}
 	s.cfg.Logger.Info("service manager can be notified again", once.Recovery("notify"))
