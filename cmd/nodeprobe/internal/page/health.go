@@ -9,6 +9,16 @@ import (
 	"github.com/nodeprobe/nodeprobe/internal/printable"
 )
 
+// HealthRoutes returns the handlers of the health endpoints, by [http.ServeMux] pattern:
+// /livez and /healthz for State.Live, /readyz for State.Ready.
+func (p *Page) HealthRoutes() map[string]http.Handler {
+	return map[string]http.Handler{
+		"GET /livez":   p.health("livez", live),
+		"GET /healthz": p.health("healthz", live),
+		"GET /readyz":  p.health("readyz", ready),
+	}
+}
+
 func live(s *nodeprobe.State) []nodeprobe.Check  { return s.Live }
 func ready(s *nodeprobe.State) []nodeprobe.Check { return s.Ready }
 

@@ -40,16 +40,13 @@ type Page struct{ Config }
 // New returns a Page.
 func New(cfg Config) *Page { return &Page{cfg} }
 
-// Routes returns the handlers by their [http.ServeMux] pattern: the status page, its
-// data as JSON, and the health endpoints.
+// Routes returns the handlers of the status page and of its data as JSON, by
+// [http.ServeMux] pattern.
 func (p *Page) Routes() map[string]http.Handler {
 	return map[string]http.Handler{
 		"GET /{$}":            http.HandlerFunc(p.servePage),
 		"GET /api/v1/status":  http.HandlerFunc(p.serveStatus),
 		"GET /api/v1/history": http.HandlerFunc(p.serveHistory),
-		"GET /livez":          p.health("livez", live),
-		"GET /healthz":        p.health("healthz", live),
-		"GET /readyz":         p.health("readyz", ready),
 	}
 }
 

@@ -142,8 +142,10 @@ func newPage(state *nodeprobe.State) *Page {
 // serve is a server with the page's routes alone.
 func serve(p *Page) http.Handler {
 	mux := http.NewServeMux()
-	for pattern, handler := range p.Routes() {
-		mux.Handle(pattern, handler)
+	for _, routes := range []map[string]http.Handler{p.Routes(), p.HealthRoutes()} {
+		for pattern, handler := range routes {
+			mux.Handle(pattern, handler)
+		}
 	}
 	return mux
 }
