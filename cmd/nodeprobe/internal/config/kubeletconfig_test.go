@@ -166,7 +166,8 @@ func TestKubeletDefaults(t *testing.T) {
 			c.EvictionHard = map[string]string{}
 			c.NodeLeaseDurationSeconds = 120
 		}},
-		{"back", func(*file) {}}, // null in a drop-in
+		{"back", func(*file) {}},    // null in a drop-in
+		{"deleted", func(*file) {}}, // by another drop-in than the one that set it
 		{"literal", func(c *file) {
 			c.EvictionHard = map[string]string{"memory.available": "500Mi"}
 			c.EvictionPressureTransitionPeriod = 30 * time.Second
