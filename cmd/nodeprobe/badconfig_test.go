@@ -221,7 +221,7 @@ volumeLimitsFromCSINode: maybe
 			`:5: rootDirectory: "var" is not an absolute path`,
 			`:8: imageDirectories[1]: "b" is not an absolute path`,
 		}},
-		{"ports", header + "webListenAddress: 127.0.0.1:99999\n", []string{`:3: webListenAddress: address 127.0.0.1:99999: "99999" is not a port`}},
+		{"ports", header + "webListenAddress: 127.0.0.1:99999\nwebHealthListenAddress: \"9733\"\n", []string{`:3: webListenAddress: address 127.0.0.1:99999: "99999" is not a port`, `:4: webHealthListenAddress: address 9733: missing port in address`}},
 		{"a version", header + "kubeletVersion: nodeprobe\n", []string{`:3: kubeletVersion: could not parse "nodeprobe" as version`}},
 		{"tab", header + "evictionHard:\n\tmemory.available: 5%\n", []string{`:4: found character that cannot start any token`}},
 		{"not closed", "# comment\n\n" + header + "mode: [own\nbpf: off\n", []string{`:5: did not find expected ',' or ']'`}},

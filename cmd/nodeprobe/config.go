@@ -77,11 +77,12 @@ type config struct {
 	ConditionsOnExit   string                  `yaml:"conditionsOnExit"`
 	Shadow             bool                    `yaml:"shadow"`
 
-	WebListenAddress string `yaml:"webListenAddress"`
-	WebConfigFile    string `yaml:"webConfigFile"`
-	DropCapabilities bool   `yaml:"dropCapabilities"`
-	LogLevel         string `yaml:"logLevel"`
-	LogFormat        string `yaml:"logFormat"`
+	WebListenAddress       string `yaml:"webListenAddress"`
+	WebConfigFile          string `yaml:"webConfigFile"`
+	WebHealthListenAddress string `yaml:"webHealthListenAddress"`
+	DropCapabilities       bool   `yaml:"dropCapabilities"`
+	LogLevel               string `yaml:"logLevel"`
+	LogFormat              string `yaml:"logFormat"`
 }
 
 // taint is a taint as the kubelet's configuration spells it.

@@ -191,11 +191,11 @@ func TestNodeName(t *testing.T) {
 // Every flag of run that overrides a field does so, with "" too, and is named
 // where its value is wrong.
 func TestOverrides(t *testing.T) {
-	file := []byte(header + "mode: own\nnodeName: a\nkubeconfig: /a\nwebListenAddress: 1.2.3.4:5\nwebConfigFile: /w\nlogLevel: debug\nlogFormat: json\n")
+	file := []byte(header + "mode: own\nnodeName: a\nkubeconfig: /a\nwebListenAddress: 1.2.3.4:5\nwebConfigFile: /w\nwebHealthListenAddress: 1.2.3.4:6\nlogLevel: debug\nlogFormat: json\n")
 	for _, o := range overrides() {
 		t.Run(o.flag, func(t *testing.T) {
 			value := map[string]string{
-				"mode": "observe", "nodeName": "b", "kubeconfig": "", "webListenAddress": "", "webConfigFile": "", "logLevel": "warn", "logFormat": "text",
+				"mode": "observe", "nodeName": "b", "kubeconfig": "", "webListenAddress": "", "webConfigFile": "", "webHealthListenAddress": "", "logLevel": "warn", "logFormat": "text",
 			}[o.field]
 			got, _, err := parseConfig("f", file, setting{o.flag, o.field, value, o.target})
 			if err != nil {

@@ -7,19 +7,6 @@ import (
 	"time"
 )
 
-// serveMore adds to what is served: the configuration, who may see it all, and
-// profiles where they are asked for.
-func (d *daemon) serveMore(gate *webGate, cfg *config, nodeName string, profiling bool) {
-	d.routes = append(d.routes, route{"GET /configz", configz(cfg, nodeName)})
-	if profiling {
-		d.routes = append(d.routes, pprofRoutes()...)
-	}
-	if gate != nil {
-		d.gate = gate
-		d.registry.MustRegister(gate.good)
-	}
-}
-
 // configz answers with the configuration in force, as a kubelet does: the files,
 // the flags and the defaults together. Nothing in it is secret; what is secret is
 // in files that it names.

@@ -5,14 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
-	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/cmd/nodeprobe/internal/web"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/arm"
 	"github.com/nodeprobe/nodeprobe/probe/notify"
@@ -34,8 +33,7 @@ type daemon struct {
 	supervisor *supervisor // nil if nobody wants to hear
 	reloader   *reloader   // nil if the configuration stays
 	registry   *prometheus.Registry
-	gate       *webGate // nil for plain HTTP for everybody
-	routes     []route  // besides those that newServer has
+	routes     []route // besides those of the page, health and metrics
 	log        *slog.Logger
 
 	nodeName, mode string
@@ -125,7 +123,7 @@ func newWriter(cfg *config, p *policy, paths paths, sampler *probe.Sampler, moni
 }
 
 // run runs the daemon until ctx ends or a task fails.
-func (d *daemon) run(ctx context.Context, listener net.Listener) error {
+func (d *daemon) run(ctx context.Context, server *web.Server) error {
 	first := d.sampler.Sample()
 	if d.writer != nil {
 		if err := d.writer.check(ctx, first); err != nil {
@@ -150,10 +148,8 @@ func (d *daemon) run(ctx context.Context, listener net.Listener) error {
 		d.writer.start(ctx, tasks)
 		defer d.writer.speakLast()
 	}
-	if listener != nil {
-		server := newServer(d.registry, d.liveChecks(), d.readyChecks(), d.log, slices.Concat(d.pageRoutes(), d.routes)...)
-		d.gate.guard(server)
-		tasks.Go(func() error { return serve(ctx, server, listener) })
+	if server != nil {
+		tasks.Go(func() error { return server.Run(ctx, d.serves()) })
 	}
 	if d.reloader != nil {
 		tasks.Go(func() error { return d.reloader.Run(ctx) })

@@ -207,7 +207,7 @@ func TestRun(t *testing.T) {
 	if code := second.wait(t); code != exitFailed {
 		t.Errorf("exit code %d", code)
 	}
-	if want := "nodeprobe: serve metrics: listen tcp " + address + ": bind: address already in use\n"; second.stderr.String() != want {
+	if want := "nodeprobe: webListenAddress (--web.listen-address): listen tcp " + address + ": bind: address already in use\n"; second.stderr.String() != want {
 		t.Errorf("got %s, want %s", &second.stderr, want)
 	}
 

@@ -90,6 +90,7 @@ run; these win over the field of the configuration in brackets:
 	--kubeconfig FILE            [kubeconfig]
 	--web.listen-address ADDR    [webListenAddress]; "" serves nothing
 	--web.config.file FILE       [webConfigFile]; TLS, users
+	--web.health-listen-address ADDR [webHealthListenAddress]; /livez and /readyz alone
 	--log.level LEVEL            [logLevel]
 	--log.format FORMAT          [logFormat]
 
@@ -162,16 +163,19 @@ The file of --web.config.file has the format that Prometheus' exporters share
 	basic_auth_users:
 	  prometheus: $2y$10$...        # htpasswd -nBC 10 prometheus
 
-It, and the files that it names, are read again when they change, without a
-restart. If they are wrong at the start, that ends with exit code 2; later, the
-last good ones stay in force, nodeprobe_web_config_last_reload_successful is 0,
-and the log says why. Only to turn TLS on or off takes a restart.
+config check looks at it, too. It, and the files that it names, are read again when
+they change, without a restart. If they are wrong at the start, run ends with exit code
+2; later, the last good ones stay in force,
+nodeprobe_web_config_last_reload_successful is 0, and the log says why. To turn TLS on
+or off, or to change http2 or rate_limit, takes a restart.
 
-A kubelet's probes have neither a certificate nor a password. Without them,
-/livez, /healthz and /readyz answer with their status code and withhold the
-reasons; all else is 403 or 401, where other exporters end the handshake. A
-certificate that is there and wrong does end the handshake. With TLS, a
-DaemonSet's probes need "scheme: HTTPS".
+What the file asks of clients it asks for every path. A kubelet's probes have neither a
+certificate nor a password: for them, webHealthListenAddress serves /livez and /readyz and
+nothing else, over plain HTTP. While users or client certificates are asked for, it
+withholds the reasons. With TLS alone, probes can as well take "scheme: HTTPS".
+
+A password that was right before is not hashed again. Others are hashed one at a time;
+a client that sent a wrong one waits a second, and gets a 429 meanwhile.
 
 The status page needs nothing from elsewhere, and works without JavaScript. Who looks
 at it or at /api/v1/status has a sample taken, of which the next look tells. In

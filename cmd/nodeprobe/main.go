@@ -13,6 +13,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/nodeprobe/nodeprobe/cmd/nodeprobe/internal/web"
 )
 
 // Exit codes.
@@ -154,7 +156,10 @@ With --kubelet-config or --kubelet-config-dir there need not be a FILE.`,
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			path := append(args, "")[0]
-			_, p, err := loadConfig(path, kubelet)
+			cfg, p, err := loadConfig(path, kubelet)
+			if err == nil && cfg.WebConfigFile != "" {
+				err = web.CheckFile(cfg.WebConfigFile)
+			}
 			if err != nil {
 				return &exitError{exitUsage, err}
 			}

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
@@ -13,15 +12,18 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
+	"github.com/nodeprobe/nodeprobe/cmd/nodeprobe/internal/web"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 )
 
 // pageServer serves the page of a daemon.
 func pageServer(d *daemon) http.Handler {
-	return newServer(prometheus.NewRegistry(), nil, nil, slog.New(slog.DiscardHandler), d.pageRoutes()...).Handler
+	routes := web.Routes{}
+	for _, r := range d.pageRoutes() {
+		routes[r.pattern] = r.handler
+	}
+	return routes.Handler()
 }
 
 // fetch gets a path, which must be there.

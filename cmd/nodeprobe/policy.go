@@ -88,6 +88,7 @@ func (c *config) policy() (*policy, []problem) {
 		check("imageDirectories", fmt.Sprint(i), absolute(dir))
 	}
 	check("webListenAddress", "", listenAddress(c.WebListenAddress))
+	check("webHealthListenAddress", "", listenAddress(c.WebHealthListenAddress))
 	if c.KubeletVersion != "" {
 		_, err := utilversion.ParseSemantic(c.KubeletVersion)
 		check("kubeletVersion", "", err)

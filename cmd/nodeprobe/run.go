@@ -6,13 +6,13 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"runtime"
 	"slices"
 
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
 
+	"github.com/nodeprobe/nodeprobe/cmd/nodeprobe/internal/web"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/deadline"
 )
@@ -32,6 +32,7 @@ func overrides() []override {
 		{"kubeconfig", "kubeconfig", "override kubeconfig", func(c *config) *string { return &c.Kubeconfig }},
 		{"web.listen-address", "webListenAddress", `override webListenAddress; "" turns it off`, func(c *config) *string { return &c.WebListenAddress }},
 		{"web.config.file", "webConfigFile", "override webConfigFile: TLS and users", func(c *config) *string { return &c.WebConfigFile }},
+		{"web.health-listen-address", "webHealthListenAddress", "override webHealthListenAddress: /livez and /readyz alone, plain HTTP", func(c *config) *string { return &c.WebHealthListenAddress }},
 		{"log.level", "logLevel", "override logLevel", func(c *config) *string { return &c.LogLevel }},
 		{"log.format", "logFormat", "override logFormat", func(c *config) *string { return &c.LogFormat }},
 	}
@@ -106,23 +107,16 @@ func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, files co
 	log := newLogger(logs, cfg.LogFormat, level)
 	klog.SetSlogLogger(slog.New(chatter{log.Handler()})) // client-go logs there
 	logNotes(log, p)
-	var gate *webGate
-	if cfg.WebConfigFile != "" {
-		var err error
-		if gate, err = newWebGate(cfg.WebConfigFile, log); err != nil {
-			return &exitError{exitUsage, err}
+	server, err := web.New(ctx, web.Config{
+		Listen: cfg.WebListenAddress, HealthListen: cfg.WebHealthListenAddress, File: cfg.WebConfigFile, Pprof: profiling,
+	}, log)
+	if err != nil {
+		if wrong, ok := errors.AsType[*web.FileError](err); ok {
+			return &exitError{exitUsage, wrong}
 		}
+		return err
 	}
-	var listener net.Listener
-	address := ""
-	if cfg.WebListenAddress != "" {
-		var err error
-		if listener, err = listen(ctx, cfg.WebListenAddress); err != nil {
-			return fmt.Errorf("serve metrics: %w", err)
-		}
-		defer listener.Close()
-		address = listener.Addr().String()
-	}
+	defer server.Close()
 	d, err := newDaemon(cfg, p, paths, log)
 	if err != nil {
 		return err
@@ -139,13 +133,14 @@ func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, files co
 	if !live { // or else it is the terminal that is gone
 		defer d.reloader.onHangup()()
 	}
-	d.serveMore(gate, cfg, p.nodeName, profiling)
-	log.Info("nodeprobe is running", "version", release, "mode", cfg.Mode, "node", p.nodeName, "listen", address)
+	d.routes = append(d.routes, route{"GET /configz", configz(cfg, p.nodeName)})
+	d.registry.MustRegister(server)
+	log.Info("nodeprobe is running", "version", release, "mode", cfg.Mode, "node", p.nodeName, "listen", server.Address())
 	if screen != nil {
-		stop := screen.start(func(w io.Writer) { d.writeScreen(w, address) }, func() { d.sampler.Wake(probe.CauseView) })
+		stop := screen.start(func(w io.Writer) { d.writeScreen(w, server.URL()) }, func() { d.sampler.Wake(probe.CauseView) })
 		defer stop()
 	}
-	if err := d.run(ctx, listener); err != nil && !errors.Is(err, context.Canceled) {
+	if err := d.run(ctx, server); err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}
 	log.Info("nodeprobe has stopped")

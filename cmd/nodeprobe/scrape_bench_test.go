@@ -19,7 +19,7 @@ func BenchmarkScrape(b *testing.B) {
 	}
 	defer d.close()
 	d.monitor.observe(d.sampler.Sample())
-	handler := newServer(d.registry, nil, nil, d.log).Handler
+	handler := d.serves().Handler()
 	b.ReportAllocs()
 	for b.Loop() {
 		handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest("GET", "/metrics", nil))

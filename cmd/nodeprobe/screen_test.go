@@ -53,7 +53,7 @@ func TestScreenFits(t *testing.T) {
 	d, _ := testDaemon(t, newTree(t, map[string]string{"proc/pressure/io": ""}), "")
 	d.monitor.observe(d.sampler.Sample())
 	var drawing bytes.Buffer
-	d.writeScreen(&drawing, "127.0.0.1:9732") // once: what it costs to draw is in it
+	d.writeScreen(&drawing, "http://127.0.0.1:9732/") // once: what it costs to draw is in it
 	table := func(w io.Writer) { _, _ = w.Write(drawing.Bytes()) }
 	s := newScreen(nil)
 	log := newLogger(s.logs(), "text", new(slog.LevelVar))

@@ -11,15 +11,15 @@ import (
 )
 
 // writeScreen prints what the live table shows.
-func (d *daemon) writeScreen(w io.Writer, address string) {
+func (d *daemon) writeScreen(w io.Writer, url string) {
 	now := time.Now()
 	r, ok := d.report(now)
 	if !ok {
 		return
 	}
 	fmt.Fprintf(w, "nodeprobe %s, mode %s, node %s, %s", r.Version, r.Mode, r.NodeName, r.Snapshot.Time.Format(time.DateTime))
-	if address != "" {
-		fmt.Fprintf(w, ", %s://%s/", d.gate.scheme(), address)
+	if url != "" {
+		fmt.Fprintf(w, ", %s", url)
 	}
 	fmt.Fprint(w, "   (Ctrl-C ends)\n\n")
 	_ = writeTable(w, &r.Snapshot) // to memory

@@ -1,4 +1,4 @@
-package main
+package web
 
 import (
 	"context"
@@ -30,6 +30,7 @@ const maxConnections = 128
 // would be pushed out again before anybody has read their requests.
 type connLimit struct {
 	most    int
+	open    prometheus.GaugeFunc
 	evicted prometheus.Counter
 	pause   func() // after as many evictions
 
@@ -46,7 +47,7 @@ type client struct {
 	seen   uint64 // when it was last active, by the clock
 }
 
-func newConnLimit(most int, reg prometheus.Registerer) *connLimit {
+func newConnLimit(most int) *connLimit {
 	l := &connLimit{
 		most: most, clients: map[net.Conn]client{}, ends: map[net.Conn]context.CancelFunc{}, sources: map[netip.Prefix]int{},
 		pause: func() { time.Sleep(time.Millisecond) },
@@ -55,20 +56,21 @@ func newConnLimit(most int, reg prometheus.Registerer) *connLimit {
 			Help: "Connections of clients that were closed to make room for others.",
 		}),
 	}
-	reg.MustRegister(l.evicted, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	l.open = prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "nodeprobe_web_connections",
 		Help: "Connections of clients that are open.",
 	}, func() float64 {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		return float64(len(l.clients))
-	}))
+	})
 	return l
 }
 
-// guard bounds the connections of a server that does not serve yet.
-func (l *connLimit) guard(server *http.Server) {
-	server.ConnState, server.ConnContext = l.changed, l.context
+// Collect is that of a prometheus.Collector.
+func (l *connLimit) Collect(ch chan<- prometheus.Metric) {
+	l.open.Collect(ch)
+	l.evicted.Collect(ch)
 }
 
 // context implements http.Server.ConnContext, which is called before StateNew. A

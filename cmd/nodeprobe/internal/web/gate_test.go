@@ -1,4 +1,4 @@
-package main
+package web
 
 import (
 	"bytes"
@@ -9,10 +9,10 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"log/slog"
+	"io"
 	"math/big"
+	"net"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -98,19 +98,25 @@ func (p *testPKI) client(name string) *tls.Certificate {
 	return &tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: key}
 }
 
+// ok is a health endpoint without a fault.
+var ok = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok") })
+
+// failing are the routes of a process that lives, and is not ready.
+var failing = Routes{
+	"GET /livez": ok, "GET /healthz": ok,
+	"GET /readyz": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		io.WriteString(w, reasons)
+	}),
+	"GET /metrics": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "m 1\n") }),
+}
+
+const reasons = "[-]lease failed: i/o timeout\nreadyz check failed\n"
+
 // gated serves with a web configuration, over TCP, until the test ends.
-func gated(t *testing.T, path string) (g *webGate, address string, log *bytes.Buffer) {
+func gated(t *testing.T, path string) *running {
 	t.Helper()
-	log = &bytes.Buffer{}
-	g, err := newWebGate(path, slog.New(slog.NewTextHandler(log, nil)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	bad := []check{{"lease", func() error { return os.ErrDeadlineExceeded }}}
-	server := newServer(prometheus.NewRegistry(), nil, bad, slog.New(slog.DiscardHandler))
-	g.guard(server)
-	address, _ = serving(t, server)
-	return g, address, log
+	return serving(t, Config{File: path}, failing)
 }
 
 // visit asks for a URL over a connection of its own.
@@ -140,7 +146,7 @@ func visit(t *testing.T, url, user, password string, cert *tls.Certificate) (*ht
 	return resp, body.String(), nil
 }
 
-func TestWebGate(t *testing.T) {
+func TestAccess(t *testing.T) {
 	pki, other := newTestPKI(t), newTestPKI(t)
 	const mutual = withTLS + "  client_auth_type: RequireAndVerifyClientCert\n  client_ca_file: ca.crt\n"
 	users := "basic_auth_users:\n  alice: " + testHash(t) + "\n"
@@ -152,38 +158,40 @@ func TestWebGate(t *testing.T) {
 		want           int // 0: no connection
 		body           string
 	}{
-		{"plain", "", "", "", nil, "/metrics", 200, ""},
-		{"plain, why not ready", "", "", "", nil, "/readyz", 503, "[-]lease failed: i/o timeout\nreadyz check failed\n"},
+		{"plain", "", "", "", nil, "/metrics", 200, "m 1\n"},
+		{"plain, though a user", "", "alice", "secret", nil, "/metrics", 200, "m 1\n"},
+		{"plain, why not ready", "", "", "", nil, "/readyz", 503, reasons},
 		{"TLS", withTLS, "", "", nil, "/livez", 200, "ok"},
 		{"TLS without HTTP/2", withTLS + "http_server_config: {http2: false}\n", "", "", nil, "/livez", 200, "ok"},
+		{"TLS, why not ready", withTLS, "", "", nil, "/readyz", 503, reasons},
 
-		{"user", users, "alice", "secret", nil, "/metrics", 200, ""},
-		{"user's reasons", users, "alice", "secret", nil, "/readyz", 503, "[-]lease failed: i/o timeout\nreadyz check failed\n"},
-		{"wrong password", users, "alice", "Secret", nil, "/metrics", 401, "a user and a password are needed\n"},
-		{"no password", users, "alice", "", nil, "/metrics", 401, "a user and a password are needed\n"},
-		{"nobody", users, "bob", "secret", nil, "/metrics", 401, "a user and a password are needed\n"},
-		{"no user", users, "", "", nil, "/metrics", 401, "a user and a password are needed\n"},
-		{"no user, no such path", users, "", "", nil, "/livez/x", 401, "a user and a password are needed\n"},
-		{"probe of users", users, "", "", nil, "/livez", 200, "ok"},
-		{"probe of users, not ready", users, "", "", nil, "/readyz?verbose", 503, "reason withheld\n"},
+		{"user", users, "alice", "secret", nil, "/metrics", 200, "m 1\n"},
+		{"user's reasons", users, "alice", "secret", nil, "/readyz", 503, reasons},
+		{"wrong password", users, "alice", "Secret", nil, "/metrics", 401, ""},
+		{"no password", users, "alice", "", nil, "/metrics", 401, ""},
+		{"nobody", users, "bob", "secret", nil, "/metrics", 401, ""},
+		{"no user", users, "", "", nil, "/metrics", 401, ""},
+		{"no user, no such path", users, "", "", nil, "/livez/x", 401, ""},
+		{"probe of users", users, "", "", nil, "/livez", 401, ""},
 
-		{"certificate", mutual, "", "", pki.client("a"), "/readyz", 503, "[-]lease failed: i/o timeout\nreadyz check failed\n"},
-		{"no certificate", mutual, "", "", nil, "/metrics", 403, "a client certificate is needed\n"},
+		{"certificate", mutual, "", "", pki.client("a"), "/readyz", 503, reasons},
+		{"no certificate", mutual, "", "", nil, "/metrics", 0, ""},
 		{"another's certificate", mutual, "", "", other.client("a"), "/livez", 0, ""},
-		{"probe without certificate", mutual, "", "", nil, "/livez", 200, "ok"},
-		{"probe without certificate, not ready", mutual, "", "", nil, "/readyz", 503, "reason withheld\n"},
+		{"probe without certificate", mutual, "", "", nil, "/livez", 0, ""},
 		{"any certificate", withTLS + "  client_auth_type: RequireAnyClientCert\n", "", "", other.client("a"), "/metrics", 200, ""},
-		{"not any certificate", withTLS + "  client_auth_type: RequireAnyClientCert\n", "", "", nil, "/metrics", 403, "a client certificate is needed\n"},
+		{"not any certificate", withTLS + "  client_auth_type: RequireAnyClientCert\n", "", "", nil, "/metrics", 0, ""},
+		{"if given, and given", withTLS + "  client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: ca.crt\n", "", "", pki.client("a"), "/metrics", 200, ""},
+		{"if given, and not", withTLS + "  client_auth_type: VerifyClientCertIfGiven\n  client_ca_file: ca.crt\n", "", "", nil, "/livez", 200, ""},
 		{"name", mutual + "  client_allowed_sans: [a]\n", "", "", pki.client("a"), "/metrics", 200, ""},
 		{"another name", mutual + "  client_allowed_sans: [a]\n", "", "", pki.client("b"), "/livez", 0, ""},
 
 		{"certificate and user", mutual + users, "alice", "secret", pki.client("a"), "/metrics", 200, ""},
-		{"certificate, no user", mutual + users, "", "", pki.client("a"), "/metrics", 401, "a user and a password are needed\n"},
-		{"user, no certificate", mutual + users, "alice", "secret", nil, "/metrics", 403, "a client certificate is needed\n"},
+		{"certificate, no user", mutual + users, "", "", pki.client("a"), "/metrics", 401, ""},
+		{"user, no certificate", mutual + users, "alice", "secret", nil, "/metrics", 0, ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			g, address, _ := gated(t, webFiles(t, test.config, pki.files()))
-			resp, body, err := visit(t, g.scheme()+"://"+address+test.path, test.user, test.password, test.cert)
+			s := gated(t, webFiles(t, test.config, pki.files()))
+			resp, body, err := visit(t, s.URL()+test.path[1:], test.user, test.password, test.cert)
 			switch {
 			case test.want == 0 && err == nil:
 				t.Errorf("%d %q, want no connection", resp.StatusCode, body)
@@ -192,62 +200,51 @@ func TestWebGate(t *testing.T) {
 				t.Error(err)
 			case resp.StatusCode != test.want || test.body != "" && body != test.body:
 				t.Errorf("%d %q, want %d %q", resp.StatusCode, body, test.want, test.body)
-			case g.scheme() == "https" && (resp.ProtoMajor == 2) == strings.Contains(test.config, "http2: false"):
+			case strings.HasPrefix(s.URL(), "https:") && (resp.ProtoMajor == 2) == strings.Contains(test.config, "http2: false"):
 				t.Errorf("speaks %s", resp.Proto)
 			}
 		})
 	}
 }
 
-func TestWebHeadersAndRate(t *testing.T) {
-	path := webFiles(t, "http_server_config:\n  headers: {X-Frame-Options: deny, Strict-Transport-Security: \"\"}\nrate_limit: {interval: 1h, burst: 1}\n", nil)
-	g, err := newWebGate(path, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := newServer(prometheus.NewRegistry(), nil, nil, g.log)
-	g.guard(server)
-	if server.TLSConfig != nil || g.scheme() != "http" {
-		t.Error("speaks TLS")
-	}
-	for i, want := range []int{http.StatusOK, http.StatusTooManyRequests} {
-		w := httptest.NewRecorder()
-		server.Handler.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", nil))
-		_, empty := w.Header()["Strict-Transport-Security"]
-		if w.Code != want || w.Header().Get("X-Frame-Options") != "deny" || empty {
-			t.Errorf("request %d: %d %v", i, w.Code, w.Header())
+func TestHeadersAndRate(t *testing.T) {
+	path := webFiles(t, "http_server_config:\n  headers: {X-Frame-Options: deny}\nrate_limit: {interval: 1h, burst: 1}\n", nil)
+	s := gated(t, path)
+	for i, want := range []int{http.StatusOK, http.StatusTooManyRequests, http.StatusTooManyRequests} {
+		resp, _, err := visit(t, s.URL()+"metrics", "", "", nil)
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	if code, _ := ask(server.Handler, http.MethodGet, "/livez"); code != http.StatusOK {
-		t.Errorf("a probe counts against the rate: %d", code)
+		if resp.StatusCode != want || want == http.StatusOK && resp.Header.Get("X-Frame-Options") != "deny" {
+			t.Errorf("request %d: %d %v", i, resp.StatusCode, resp.Header)
+		}
+		if resp, _, err := visit(t, s.URL()+"livez", "", "", nil); err != nil || resp.StatusCode != http.StatusOK {
+			t.Errorf("a probe counts against the rate: %v %v", resp, err)
+		}
 	}
 }
 
 // inForce returns what the metric says.
-func inForce(t *testing.T, g *webGate) float64 {
+func inForce(t *testing.T, s *running) float64 {
 	t.Helper()
 	reg := prometheus.NewRegistry()
-	reg.MustRegister(g.good)
-	families, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return families[0].GetMetric()[0].GetGauge().GetValue()
+	reg.MustRegister(s)
+	return gathered(t, reg, "nodeprobe_web_config_last_reload_successful")
 }
 
 // Files that change are in force at the next connection, or request; files that
 // are wrong are not.
-func TestWebReload(t *testing.T) {
+func TestReload(t *testing.T) {
 	pki := newTestPKI(t)
 	path := webFiles(t, withTLS, pki.files())
-	g, address, log := gated(t, path)
+	s := gated(t, path)
 	write := func(name, content string) {
 		t.Helper()
 		if err := os.WriteFile(filepath.Join(filepath.Dir(path), name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	url := "https://" + address + "/metrics"
+	url := s.URL() + "metrics"
 	serial := func() *big.Int {
 		t.Helper()
 		resp, _, err := visit(t, url, "", "", nil)
@@ -266,31 +263,36 @@ func TestWebReload(t *testing.T) {
 	if got := serial(); got.Cmp(first) != 0 {
 		t.Errorf("a certificate without its key: serial %s", got)
 	}
-	if got := inForce(t, g); got != 0 {
+	if got := inForce(t, s); got != 0 {
 		t.Errorf("metric %v", got)
 	}
 	serial()
-	if got := strings.Count(log.String(), "private key does not match public key"); got != 1 {
-		t.Errorf("logged %d times:\n%s", got, log)
+	if got := strings.Count(s.log.String(), "private key does not match public key"); got != 1 {
+		t.Errorf("logged %d times:\n%s", got, s.log)
 	}
 	write("tls.key", next["tls.key"])
 	second := serial()
-	if second.Cmp(first) == 0 || inForce(t, g) != 1 {
+	if second.Cmp(first) == 0 || inForce(t, s) != 1 {
 		t.Errorf("serial %s is as before", second)
 	}
 
-	for _, bad := range []string{"basic_auth_users: {alice: x}\n", "http_server_config: {}\n"} {
+	for _, bad := range []string{
+		"basic_auth_users: {alice: x}\n", "http_server_config: {}\n",
+		withTLS + "http_server_config: {http2: false}\n", withTLS + "rate_limit: {interval: 1s, burst: 1}\n",
+	} {
 		write("web.yml", bad)
-		if got := serial(); got.Cmp(second) != 0 || inForce(t, g) != 0 {
-			t.Errorf("%q: serial %s, metric %v", bad, got, inForce(t, g))
+		if got := serial(); got.Cmp(second) != 0 || inForce(t, s) != 0 {
+			t.Errorf("%q: serial %s, metric %v", bad, got, inForce(t, s))
 		}
 	}
-	if want := "web.yml: tls_server_config: TLS is turned on or off by a restart only"; !strings.Contains(log.String(), want) {
-		t.Errorf("no %q in\n%s", want, log)
+	for _, what := range []string{"TLS on or off", "http_server_config.http2", "rate_limit"} {
+		if want := "web.yml: " + what + " changes by a restart only"; !strings.Contains(s.log.String(), want) {
+			t.Errorf("no %q in\n%s", want, s.log)
+		}
 	}
 	write("web.yml", withTLS)
 	serial()
-	if got := inForce(t, g); got != 1 {
+	if got := inForce(t, s); got != 1 {
 		t.Errorf("what was good is there again: metric %v", got)
 	}
 	write("web.yml", withTLS+"basic_auth_users:\n  alice: "+testHash(t)+"\n")
@@ -309,13 +311,13 @@ func TestWebReload(t *testing.T) {
 }
 
 // Files on a disk that hangs are waited for once, and what was good stays in force.
-func TestWebReloadOfFileThatHangs(t *testing.T) {
+func TestReloadOfFileThatHangs(t *testing.T) {
 	path := webFiles(t, "http_server_config:\n  headers:\n    X-Frame-Options: deny\n", nil)
-	g, address, log := gated(t, path)
+	s := gated(t, path)
 	frames := func() string {
 		t.Helper()
 		client := http.Client{Timeout: 30 * time.Second}
-		resp, err := client.Get("http://" + address + "/livez")
+		resp, err := client.Get(s.URL() + "metrics")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -325,37 +327,19 @@ func TestWebReloadOfFileThatHangs(t *testing.T) {
 	frames()
 	answer := hangingFile(t, path)
 	for range 3 {
-		if got := frames(); got != "deny" || inForce(t, g) != 0 {
-			t.Errorf("while the file hangs: header %q, in force %v", got, inForce(t, g))
+		if got := frames(); got != "deny" || inForce(t, s) != 0 {
+			t.Errorf("while the file hangs: header %q, in force %v", got, inForce(t, s))
 		}
 	}
-	if n := strings.Count(log.String(), path+": no answer within"); n != 1 {
-		t.Errorf("said %d times:\n%s", n, log.String())
+	if n := strings.Count(s.log.String(), path+": no answer within"); n != 1 {
+		t.Errorf("said %d times:\n%s", n, s.log)
 	}
 	answer("http_server_config:\n  headers:\n    X-Frame-Options: sameorigin\n")
-	eventually(t, "new file in force", func() bool { return frames() == "sameorigin" && inForce(t, g) == 1 })
+	eventually(t, "new file in force", func() bool { return frames() == "sameorigin" && inForce(t, s) == 1 })
 }
 
-// A password is hashed once, and what is remembered is bounded.
-func TestPasswordsAreRemembered(t *testing.T) {
-	users := map[string]string{"alice": testHash(t)}
-	g := &webGate{known: map[[32]byte]bool{}}
-	for range 3 {
-		if !g.right(users, "alice", "secret") || g.right(users, "alice", "wrong") {
-			t.Error("wrong")
-		}
-	}
-	if len(g.known) != 2 {
-		t.Errorf("%d are remembered", len(g.known))
-	}
-	for i := range mostKnown {
-		g.right(users, "alice", strings.Repeat("x", i))
-	}
-	if len(g.known) > mostKnown || !g.right(users, "alice", "secret") {
-		t.Errorf("%d are remembered", len(g.known))
-	}
-	users["alice"] = testHash(t)[:7] + strings.Repeat("x", 53)
-	if g.right(users, "alice", "secret") {
-		t.Error("the password of before is remembered")
-	}
+// clientFrom returns a client that connects from an address of this machine.
+func clientFrom(address string) *http.Client {
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(address)}}
+	return &http.Client{Timeout: patience, Transport: &http.Transport{DialContext: dialer.DialContext}}
 }

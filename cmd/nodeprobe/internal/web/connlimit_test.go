@@ -1,11 +1,9 @@
-package main
+package web
 
 import (
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/netip"
@@ -68,8 +66,9 @@ func TestConnLimit(t *testing.T) {
 		}, []string{"a", "b"}, 3},
 	} {
 		t.Run(test.name, func(t *testing.T) {
+			l := newConnLimit(3)
 			reg := prometheus.NewRegistry()
-			l := newConnLimit(3, reg)
+			reg.MustRegister(&Server{limit: l})
 			var closed []string
 			conns := map[string]*hungUp{}
 			for _, e := range test.events {
@@ -100,7 +99,7 @@ func TestConnLimit(t *testing.T) {
 // Those who are let in have their turn before all of them are pushed out again.
 func TestConnLimitPauses(t *testing.T) {
 	const most = 3
-	l := newConnLimit(most, prometheus.NewRegistry())
+	l := newConnLimit(most)
 	var at []int
 	n := 0
 	l.pause = func() { at = append(at, n) }
@@ -122,13 +121,13 @@ func TestServerOfManyClients(t *testing.T) {
 		"slow":      strings.Repeat("GET /large HTTP/1.1\r\nHost: n\r\n\r\n", 10),
 	} {
 		t.Run(name, func(t *testing.T) {
-			reg := prometheus.NewRegistry()
 			answer := make([]byte, 8*sendBuffer) // more than the kernel takes for a client that does not read
-			large := route{"GET /large", http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write(answer) })}
-			server := newServer(reg, nil, nil, slog.New(slog.DiscardHandler), large)
-			// On a busy machine the first clients must not time out before the last have come.
-			server.ReadHeaderTimeout, server.ReadTimeout, server.WriteTimeout = time.Hour, time.Hour, time.Hour
-			address, _ := serving(t, server)
+			large := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.Write(answer) })
+			s := servingMain(t, Config{}, Routes{"GET /livez": ok, "GET /large": large}, func(server *http.Server) {
+				// On a busy machine the first clients must not time out before the last have come.
+				server.ReadHeaderTimeout, server.ReadTimeout, server.WriteTimeout = time.Hour, time.Hour, time.Hour
+			})
+			address := s.Address()
 			const clients = 3 * maxConnections
 			for range clients {
 				conn, err := net.Dial("tcp", address)
@@ -138,18 +137,23 @@ func TestServerOfManyClients(t *testing.T) {
 				defer conn.Close()
 				io.WriteString(conn, begin)
 			}
-			for _, path := range []string{"/livez", "/metrics"} {
-				resp, err := http.Get("http://" + address + path)
+			for _, url := range []string{address + "/livez", address + "/large"} {
+				resp, err := http.Get("http://" + url)
 				if err != nil {
 					t.Fatal(err)
 				}
-				body, err := io.ReadAll(resp.Body)
+				_, err = io.Copy(io.Discard, resp.Body)
 				if resp.Body.Close(); err != nil || resp.StatusCode != http.StatusOK {
-					t.Errorf("%s: %s %v", path, resp.Status, err)
+					t.Errorf("%s: %s %v", url, resp.Status, err)
 				}
-				if want := fmt.Sprintf("\nnodeprobe_web_connections %d\n", maxConnections); path == "/metrics" && !strings.Contains(string(body), want) {
-					t.Errorf("no %s in\n%s", want, body)
-				}
+			}
+			reg := prometheus.NewRegistry()
+			reg.MustRegister(s)
+			if got := gathered(t, reg, "nodeprobe_web_connections"); got > maxConnections {
+				t.Errorf("%v connections are open", got)
+			}
+			if got := gathered(t, reg, "nodeprobe_web_connections_evicted_total"); got < clients-maxConnections {
+				t.Errorf("%v were evicted", got)
 			}
 		})
 	}
@@ -160,8 +164,8 @@ func TestServerOfManyClients(t *testing.T) {
 func TestEvictedRequestsEnd(t *testing.T) {
 	var asking atomic.Int32
 	asked := make(chan struct{})
-	address, _ := serving(t, newServer(prometheus.NewRegistry(), nil, nil, slog.New(slog.DiscardHandler), route{
-		"GET " + pprofPath + "wait", http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	address := serving(t, Config{}, Routes{
+		"GET " + pprofPath + "wait": http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			asking.Add(1)
 			defer asking.Add(-1)
 			asked <- struct{}{}
@@ -170,7 +174,7 @@ func TestEvictedRequestsEnd(t *testing.T) {
 			case <-t.Context().Done():
 			}
 		}),
-	}))
+	}).Address()
 	for range 2 * maxConnections {
 		conn, err := net.Dial("tcp", address)
 		if err != nil {
@@ -182,6 +186,29 @@ func TestEvictedRequestsEnd(t *testing.T) {
 		io.WriteString(conn, "G")
 	}
 	eventually(t, "those who were hung up on are gone", func() bool { return asking.Load() <= maxConnections })
+}
+
+// The listeners share the limit: however many connections hold one of them, a kubelet's
+// probes are served on the other, and on that one too.
+func TestListenersShareTheLimit(t *testing.T) {
+	s := serving(t, Config{HealthListen: "127.0.0.1:0"}, Routes{"GET /livez": ok})
+	for i := range 3 * maxConnections {
+		conn, err := net.Dial("tcp", []string{s.Address(), s.HealthAddress()}[i%2])
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+	}
+	for _, address := range []string{s.Address(), s.HealthAddress()} {
+		if resp, body, err := visit(t, "http://"+address+"/livez", "", "", nil); err != nil || resp.StatusCode != http.StatusOK || body != "ok" {
+			t.Errorf("%v %q %v", resp, body, err)
+		}
+	}
+	s.limit.mu.Lock()
+	defer s.limit.mu.Unlock()
+	if n := len(s.limit.clients); n > maxConnections {
+		t.Errorf("%d connections", n)
+	}
 }
 
 // With TLS, too, it is the connection below that is closed: a close_notify would wait

@@ -1,0 +1,167 @@
+package web
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/exporter-toolkit/web"
+	"golang.org/x/sys/unix"
+
+	"github.com/nodeprobe/nodeprobe/probe/deadline"
+)
+
+// readTimeout is how long the files are waited for; they may be on a disk that hangs.
+const readTimeout = 2 * time.Second
+
+// file is a web configuration file. The toolkit reads its file anew for each handshake
+// and request, and refuses them all while it is wrong or half-written. So it gets a copy
+// in memory, which has the content of the certificates' files too, and is replaced only
+// by what is right: a mistake, or a disk that hangs, costs a metric and a line in the log.
+type file struct {
+	path string
+	log  *slog.Logger
+	good prometheus.Gauge
+	fd   int // of the copy
+
+	mu      sync.Mutex // guards the rest
+	config  *config    // in force
+	reading deadline.Worker[reading]
+	failure string // of the last reload; "" if it succeeded
+}
+
+// openFile reads the file, which must be right to start with.
+func openFile(path string, log *slog.Logger) (*file, error) {
+	config, err := readConfig(path)
+	if err != nil {
+		return nil, err
+	}
+	fd, err := inMemory(config.text)
+	if err != nil {
+		return nil, fmt.Errorf("copy web configuration: %w", err)
+	}
+	f := &file{
+		path: path, log: log, config: config, fd: fd,
+		good: prometheus.NewGauge(prometheus.GaugeOpts{
+			Name: "nodeprobe_web_config_last_reload_successful",
+			Help: "Whether the web configuration in force is that of the files; 0: they are wrong, and the last good one stays.",
+		}),
+	}
+	f.good.Set(1)
+	return f, nil
+}
+
+func (f *file) close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.fd >= 0 {
+		_ = unix.Close(f.fd)
+		f.fd = -1
+	}
+}
+
+// copied is the path of the copy. It stays the same when the content changes.
+func (f *file) copied() string { return memoryPath(f.fd) }
+
+// reading is what the files come to.
+type reading struct {
+	config *config
+	err    error
+}
+
+// current puts in force what the files now have, unless that is wrong, and returns what
+// is in force.
+func (f *file) current() *config {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	was := f.config
+	now, err := f.reading.Do(readTimeout, "read web configuration "+f.path, func() reading {
+		if !was.stale() {
+			return reading{config: was}
+		}
+		c, err := readConfig(f.path)
+		return reading{c, err}
+	})
+	if err = cmp.Or(err, now.err); err == nil && now.config != was {
+		err = f.replace(now.config)
+	}
+	f.reloaded(err)
+	return f.config
+}
+
+// replace puts another configuration in force.
+func (f *file) replace(next *config) error {
+	if field := f.config.restartFor(next); field != "" {
+		return fmt.Errorf("%s: %s changes by a restart only", f.path, field)
+	}
+	fd, err := inMemory(next.text)
+	if err != nil {
+		return fmt.Errorf("copy web configuration: %w", err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Dup3(fd, f.fd, unix.O_CLOEXEC); err != nil {
+		return fmt.Errorf("replace copy of web configuration: %w", err)
+	}
+	f.config = next
+	f.log.Info("web configuration has changed", "file", f.path)
+	return nil
+}
+
+// reloaded logs once what is wrong, or that nothing is any more.
+func (f *file) reloaded(err error) {
+	switch {
+	case err == nil && f.failure != "":
+		f.failure = ""
+		f.good.Set(1)
+		f.log.Info("web configuration is good again", "file", f.path)
+	case err != nil && f.failure != err.Error():
+		f.failure = err.Error()
+		f.good.Set(0)
+		f.log.Error("web configuration is wrong; the last good one stays in force", "err", err)
+	}
+}
+
+// inMemory returns a file descriptor of a file that is on no disk.
+func inMemory(text []byte) (fd int, err error) {
+	const name = "web-config"
+	fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
+	if err == unix.EINVAL { // before Linux 6.3
+		fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	}
+	if err != nil {
+		return -1, fmt.Errorf("memfd_create: %w", err)
+	}
+	if err := os.WriteFile(memoryPath(fd), text, 0); err != nil {
+		_ = unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+func memoryPath(fd int) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }
+
+// validate has the toolkit look at a configuration.
+func validate(text []byte) error {
+	fd, err := inMemory(text)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return web.Validate(memoryPath(fd))
+}
+
+// stale reports whether a file differs from what was read of it. They are few and small,
+// and requests are rare: content does not lie, as times may.
+func (c *config) stale() bool {
+	for path, was := range c.inputs {
+		if now, err := os.ReadFile(path); err != nil || !bytes.Equal(now, was) {
+			return true
+		}
+	}
+	return false
+}

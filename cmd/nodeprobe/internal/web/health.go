@@ -1,0 +1,68 @@
+package web
+
+import (
+	"io"
+	"net/http"
+	"strings"
+)
+
+// Handler serves the routes as they are: no TLS, no users, no limit on connections. It
+// makes one response at a time, but for health endpoints and profiles.
+func (r Routes) Handler() http.Handler {
+	mux := http.NewServeMux()
+	responses := newAnswers()
+	for pattern, h := range r {
+		_, path, _ := strings.Cut(pattern, " ")
+		if !isHealth(path) && !strings.HasPrefix(path, pprofPath) { // which take their time
+			h = responses.whole(h)
+		}
+		mux.Handle(pattern, h)
+	}
+	return mux
+}
+
+// isHealth reports whether a path is a health endpoint.
+func isHealth(path string) bool {
+	return path == "/livez" || path == "/healthz" || path == "/readyz"
+}
+
+// healthHandler serves /livez and /readyz to anybody. Where the other address asks for a
+// user or a client certificate, the reasons are withheld here.
+func (s *Server) healthHandler(routes Routes) http.Handler {
+	mux := http.NewServeMux()
+	for _, pattern := range []string{"GET /livez", "GET /readyz"} {
+		h, ok := routes[pattern]
+		if !ok {
+			continue
+		}
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			if s.file != nil && s.file.current().restricted() {
+				serveCode(h, w, r)
+				return
+			}
+			h.ServeHTTP(w, r)
+		})
+	}
+	return mux
+}
+
+// serveCode responds with the status code of a handler's response, and no more.
+func serveCode(h http.Handler, w http.ResponseWriter, r *http.Request) {
+	only := codeOnly{ResponseWriter: w, code: http.StatusOK}
+	h.ServeHTTP(&only, r)
+	w.WriteHeader(only.code)
+	if only.code == http.StatusOK {
+		_, _ = io.WriteString(w, "ok")
+		return
+	}
+	_, _ = io.WriteString(w, "reason withheld\n") // to a client that may be gone
+}
+
+// codeOnly is a ResponseWriter that keeps the code for later.
+type codeOnly struct {
+	http.ResponseWriter
+	code int
+}
+
+func (w *codeOnly) WriteHeader(code int)        { w.code = code }
+func (w *codeOnly) Write(b []byte) (int, error) { return len(b), nil }
