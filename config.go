@@ -14,6 +14,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 	"github.com/nodeprobe/nodeprobe/status"
+	"github.com/nodeprobe/nodeprobe/status/node"
 )
 
 // Mode says what an Agent may write to the API server.
@@ -35,8 +36,8 @@ const (
 // where Config.FieldManager is empty.
 const DefaultFieldManager = "nodeprobe"
 
-// Setter changes the part of a Node that it knows about; see [status.Setter].
-type Setter = status.Setter
+// Setter changes the part of a Node that it knows about; see [node.Setter].
+type Setter = node.Setter
 
 // Config is all that an [Agent] is made from. Start from [DefaultConfig]: most zero
 // values mean zero, not a default. Fields without a mode in their comment are for

@@ -48,9 +48,9 @@ type Config struct {
 	// created, must know. It must not wait for the Heartbeater. Optional.
 	OnLost func()
 
-	// Manager is our field manager. Where it is given, a lease that another one has
+	// FieldManager is our field manager. Where it is given, a lease that another one has
 	// lately renewed is somebody else's at first sight. Optional.
-	Manager string
+	FieldManager string
 
 	// Alive is called as Run goes on, with the time in which it will be again
 	// unless Run is stuck. It goes on without an API server, too. Optional.

@@ -197,7 +197,7 @@ func TestForeignAtFirstSight(t *testing.T) {
 					}
 				})
 				config := api.config()
-				config.Manager = "nodeprobe"
+				config.FieldManager = "nodeprobe"
 				var told []string
 				config.OnForeign = func(s State) { told = append(told, s.ForeignManager) }
 				run(t, config, func(h *Heartbeater) {

@@ -352,12 +352,12 @@ func (h *Heartbeater) observe(lease *coordinationv1.Lease) {
 // stranger reports whether another field manager than ours has renewed the lease lately,
 // by the clock.
 func (h *Heartbeater) stranger(lease *coordinationv1.Lease, now time.Time) bool {
-	if lease == nil || h.config.Manager == "" {
+	if lease == nil || h.config.FieldManager == "" {
 		return false
 	}
 	manager, at := Renewal(lease)
 	age, good := now.Sub(at), Duration(lease, h.config.Duration)
-	return manager != "" && manager != h.config.Manager && age < good && age > -good
+	return manager != "" && manager != h.config.FieldManager && age < good && age > -good
 }
 
 // skip is why nothing is to be written now, although no call has failed.

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/nodeprobe/nodeprobe/status/internal/apitest"
 )
 
 // Run goes on whatever the API server does, and tells so in time.
@@ -14,18 +16,18 @@ func TestAlive(t *testing.T) {
 		set  func(*scene, *Config)
 	}{
 		{"all is well", func(*scene, *Config) {}},
-		{"every call hangs", func(s *scene, _ *Config) { s.api.hang = "GET POST PATCH WATCH" }},
-		{"patches hang", func(s *scene, _ *Config) { s.api.hang = "PATCH" }},
-		{"every call fails", func(s *scene, _ *Config) { s.api.fail = func(string) error { return errServer } }},
+		{"every call hangs", func(s *scene, _ *Config) { s.api.Hang = "GET POST PATCH WATCH" }},
+		{"patches hang", func(s *scene, _ *Config) { s.api.Hang = "PATCH" }},
+		{"every call fails", func(s *scene, _ *Config) { s.api.Fail = func(string) error { return apitest.ErrServer } }},
 		{"patches fail", func(s *scene, _ *Config) {
-			s.api.fail = func(verb string) error {
+			s.api.Fail = func(verb string) error {
 				if verb == "PATCH" {
-					return errConflict
+					return apitest.ErrConflict
 				}
 				return nil
 			}
 		}},
-		{"no sample", func(s *scene, _ *Config) { s.noSample = true }},
+		{"no facts", func(s *scene, _ *Config) { s.noFacts = true }},
 		{"rare updates", func(_ *scene, c *Config) { c.UpdateFrequency, c.ReportFrequency = 20*time.Minute, 2*time.Hour }},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -62,9 +64,7 @@ func TestStuck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)
 		cfg := s.config()
-		release := make(chan struct{})
-		facts := cfg.Facts
-		cfg.Facts = func() Facts { <-release; return facts() }
+		s.stuck = make(chan struct{})
 		var mu sync.Mutex
 		due := time.Now()
 		cfg.Alive = func(within time.Duration) {
@@ -79,7 +79,7 @@ func TestStuck(t *testing.T) {
 				t.Errorf("nothing is due for %v", -late)
 			}
 			mu.Unlock()
-			close(release)
+			close(s.stuck)
 		})
 	})
 }

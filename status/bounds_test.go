@@ -12,8 +12,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/nodeprobe/nodeprobe/probe/pressure"
 )
 
 func TestLine(t *testing.T) {
@@ -77,12 +75,12 @@ func TestBounds(t *testing.T) {
 
 	long := strings.Repeat("ä\n", 4096)
 	now := time.Unix(1e9, 0)
-	a := augment(&v1.Node{}, []pressure.Finding{{Type: "nodeprobe.dev/X", Status: pressure.True, Reason: "X", Message: long, Since: now}}, now)
+	a := compareConditions(&v1.Node{}, []Condition{{Type: "nodeprobe.dev/X", Status: v1.ConditionTrue, Reason: "X", Message: long, Since: now}}, DefaultFieldManager, now)
 	if m := a.all[0].Message; len(m) > maxMessage || len(m) < maxMessage-8 || !printable.MatchString(m) {
 		t.Errorf("a condition's message has %d bytes: %.20q", len(m), m)
 	}
 	c := correlator{}
-	for range 2 * similarMost { // the last ones are combined
+	for range 2 * maxSimilar { // the last ones are combined
 		long += "x"
 		s, ok := c.observe(occurrence{v1.EventTypeWarning, "X", long, now})
 		if !ok {

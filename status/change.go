@@ -4,26 +4,29 @@ import "time"
 
 // Plan is the part of a Config that can change while an Updater runs.
 type Plan struct {
-	Resources Resources
-
 	UpdateFrequency, ReportFrequency time.Duration
 }
 
-// Change has another plan taken over, and a pass made. It never blocks.
+// Change replaces the plan, and asks for a pass. It never blocks.
 func (u *Updater) Change(plan Plan) {
 	u.plans.Store(&plan)
 	u.Wake()
 }
 
-// change takes the latest plan over.
+// change puts the latest plan in force.
 func (u *Updater) change() {
 	plan := u.plans.Swap(nil)
 	if plan == nil {
 		return
 	}
-	u.cfg.Resources = plan.Resources
-	u.cfg.UpdateFrequency, u.cfg.ReportFrequency = plan.UpdateFrequency, plan.ReportFrequency
-	u.report.period = plan.ReportFrequency
-	u.metrics.period.Set(plan.ReportFrequency.Seconds())
-	u.idle = idle{} // the latest pass knew another plan
+	u.cfg.UpdateFrequency = plan.UpdateFrequency
+	u.setReportFrequency(plan.ReportFrequency)
+}
+
+func (u *Updater) setReportFrequency(period time.Duration) {
+	u.report.period = period
+	if u.cfg.Spread {
+		u.report.phased, u.report.phase = true, phaseOf(u.cfg.NodeName, period)
+	}
+	u.metrics.period.Set(period.Seconds())
 }

@@ -45,11 +45,11 @@ func (n restNodes) PatchStatus(ctx context.Context, name string, patch []byte) (
 		SubResource("status").Body(patch), name)
 }
 
-// answerOf makes a request, and returns the Node that answers it. What is something
-// else must not become the last known Node: the next patch would be made from it.
+// answerOf makes a request, and returns the Node that answers it. Any other answer must
+// not become the last known Node: the next patch would be made from it.
 //
-// The client's own retries are off in all requests here. Their waits, which the
-// API server asks for, may exceed the deadline, and nobody would know of either.
+// The client's own retries are off in all requests here. The waits that the API server
+// asks for may exceed the deadline, and would show nowhere.
 func answerOf(ctx context.Context, request *rest.Request, name string) (*v1.Node, error) {
 	result := request.MaxRetries(0).Do(ctx)
 	if err := result.Error(); err != nil {
@@ -65,15 +65,14 @@ func answerOf(ctx context.Context, request *rest.Request, name string) (*v1.Node
 	return &node, nil
 }
 
-// longestDelay bounds what asked returns, lest one wrong answer silences a node: it
-// is the longest that anything here waits of its own accord before it tries again.
-const longestDelay = time.Minute
+// maxDelay bounds what asked returns, so that one wrong answer does not silence a node:
+// it is the longest that anything here waits by itself before it tries again.
+const maxDelay = time.Minute
 
-// asked is how long the API server wants to be left alone (Retry-After), by its
-// answer; 0 if it does not say.
+// asked returns the Retry-After of the API server's answer, 0 if it has none.
 func asked(err error) time.Duration {
 	seconds, _ := apierrors.SuggestsClientDelay(err)
-	return min(time.Duration(seconds)*time.Second, longestDelay)
+	return min(time.Duration(seconds)*time.Second, maxDelay)
 }
 
 func (n restNodes) Watch(ctx context.Context, name, version string, limit time.Duration) (watch.Interface, error) {

@@ -18,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	restwatch "k8s.io/client-go/rest/watch"
+
+	"github.com/nodeprobe/nodeprobe/status/internal/apitest"
 )
 
 // codecs knows no more than cmd/nodeprobe has it know.
@@ -86,7 +88,7 @@ func TestNodesRequests(t *testing.T) {
 		}{
 			{
 				"get", "GET " + path + "/node-1", "",
-				func(ctx context.Context, n Nodes) (*v1.Node, error) { return n.Get(ctx, nodeName) },
+				func(ctx context.Context, n Nodes) (*v1.Node, error) { return n.Get(ctx, apitest.NodeName) },
 			},
 			{
 				"create", "POST " + path, runtime.ContentTypeJSON,
@@ -95,26 +97,26 @@ func TestNodesRequests(t *testing.T) {
 			{
 				"patch", "PATCH " + path + "/node-1/status", "application/strategic-merge-patch+json",
 				func(ctx context.Context, n Nodes) (*v1.Node, error) {
-					return n.PatchStatus(ctx, nodeName, []byte(patch))
+					return n.PatchStatus(ctx, apitest.NodeName, []byte(patch))
 				},
 			},
 		} {
 			t.Run(test.name+", answered in "+mediaType, func(t *testing.T) {
 				nodes := newTestNodes(t, func(w http.ResponseWriter, r *http.Request) {
-					diff(t, "request", test.want, r.Method+" "+r.URL.String())
-					diff(t, "content type", test.contentType, r.Header.Get("Content-Type"))
+					apitest.Diff(t, "request", test.want, r.Method+" "+r.URL.String())
+					apitest.Diff(t, "content type", test.contentType, r.Header.Get("Content-Type"))
 					body, _ := io.ReadAll(r.Body)
 					switch test.name {
 					case "get":
-						diff(t, "body", "", string(body))
+						apitest.Diff(t, "body", "", string(body))
 					case "create":
 						sent, _, err := codecs().UniversalDeserializer().Decode(body, nil, nil)
 						if err != nil {
 							t.Error(err)
 						}
-						diff(t, "body", wireNode(""), untyped(sent), sameTimes())
+						apitest.Diff(t, "body", wireNode(""), untyped(sent), apitest.SameTimes())
 					case "patch":
-						diff(t, "body", patch, string(body))
+						apitest.Diff(t, "body", patch, string(body))
 					}
 					write(t, w, mediaType, http.StatusOK, wireNode("42"))
 				})
@@ -122,7 +124,7 @@ func TestNodesRequests(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				diff(t, "answer", wireNode("42"), untyped(got), sameTimes())
+				apitest.Diff(t, "answer", wireNode("42"), untyped(got), apitest.SameTimes())
 			})
 		}
 	}
@@ -136,10 +138,10 @@ func TestNodesErrors(t *testing.T) {
 		status *apierrors.StatusError
 		is     func(error) bool
 	}{
-		{"not found", apierrors.NewNotFound(nodes, nodeName), apierrors.IsNotFound},
-		{"already exists", apierrors.NewAlreadyExists(nodes, nodeName), apierrors.IsAlreadyExists},
-		{"forbidden", errForbidden, apierrors.IsForbidden},
-		{"internal", errServer, apierrors.IsInternalError},
+		{"not found", apierrors.NewNotFound(v1.Resource("nodes"), apitest.NodeName), apierrors.IsNotFound},
+		{"already exists", apierrors.NewAlreadyExists(v1.Resource("nodes"), apitest.NodeName), apierrors.IsAlreadyExists},
+		{"forbidden", apitest.ErrForbidden, apierrors.IsForbidden},
+		{"internal", apitest.ErrServer, apierrors.IsInternalError},
 		{"expired", apierrors.NewResourceExpired("too old resource version"), apierrors.IsResourceExpired},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -148,14 +150,14 @@ func TestNodesErrors(t *testing.T) {
 			})
 			ctx := t.Context()
 			for name, call := range map[string]func() (any, error){
-				"get":    func() (any, error) { n, err := nodes.Get(ctx, nodeName); return n == nil, err },
+				"get":    func() (any, error) { n, err := nodes.Get(ctx, apitest.NodeName); return n == nil, err },
 				"create": func() (any, error) { n, err := nodes.Create(ctx, wireNode("")); return n == nil, err },
 				"patch": func() (any, error) {
-					n, err := nodes.PatchStatus(ctx, nodeName, []byte(`{}`))
+					n, err := nodes.PatchStatus(ctx, apitest.NodeName, []byte(`{}`))
 					return n == nil, err
 				},
 				"watch": func() (any, error) {
-					w, err := nodes.Watch(ctx, nodeName, "1", time.Minute)
+					w, err := nodes.Watch(ctx, apitest.NodeName, "1", time.Minute)
 					return w == nil, err
 				},
 			} {
@@ -173,7 +175,7 @@ func TestNodesWatch(t *testing.T) {
 		t.Run(mediaType, func(t *testing.T) {
 			nodes := newTestNodes(t, func(w http.ResponseWriter, r *http.Request) {
 				const want = "GET /api/v1/nodes?allowWatchBookmarks=true&fieldSelector=metadata.name%3Dnode-1&resourceVersion=41&timeoutSeconds=90&watch=true"
-				diff(t, "request", want, r.Method+" "+r.URL.String())
+				apitest.Diff(t, "request", want, r.Method+" "+r.URL.String())
 				w.Header().Set("Content-Type", mediaType+";stream=watch")
 				gone := apierrors.NewResourceExpired("too old").ErrStatus
 				writeEvents(t, w, mediaType, []watch.Event{
@@ -183,7 +185,7 @@ func TestNodesWatch(t *testing.T) {
 					{Type: watch.Error, Object: &gone},
 				})
 			})
-			w, err := nodes.Watch(t.Context(), nodeName, "41", 90*time.Second)
+			w, err := nodes.Watch(t.Context(), apitest.NodeName, "41", 90*time.Second)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -195,7 +197,7 @@ func TestNodesWatch(t *testing.T) {
 			} {
 				e := <-w.ResultChan()
 				e.Object = untyped(e.Object)
-				diff(t, "event", want, e, sameTimes())
+				apitest.Diff(t, "event", want, e, apitest.SameTimes())
 			}
 			if e := <-w.ResultChan(); e.Type != watch.Error || !apierrors.IsResourceExpired(apierrors.FromObject(e.Object)) {
 				t.Errorf("event %v, want that the version is too old", e)
@@ -234,11 +236,11 @@ func TestNodesBrokenAnswers(t *testing.T) {
 		"not a Node":   func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "<html>") },
 		"nothing":      writeJSON(`{}`),
 		"another Node": writeJSON(`{"kind":"Node","apiVersion":"v1","metadata":{"name":"other"}}`),
-		"half a Node":  writeJSON(`{"kind":"Node","apiVersion":"v1","metadata":{"name":"` + nodeName + `"`),
+		"half a Node":  writeJSON(`{"kind":"Node","apiVersion":"v1","metadata":{"name":"` + apitest.NodeName + `"`),
 		"success":      writeJSON(`{"kind":"Status","apiVersion":"v1","status":"Success"}`),
 	} {
 		t.Run(name, func(t *testing.T) {
-			node, err := newTestNodes(t, answer).PatchStatus(t.Context(), nodeName, []byte(`{}`))
+			node, err := newTestNodes(t, answer).PatchStatus(t.Context(), apitest.NodeName, []byte(`{}`))
 			if node != nil || err == nil || apierrors.IsNotFound(err) {
 				t.Errorf("got %v, %v; want some other error", node, err)
 			}
@@ -262,14 +264,14 @@ func TestNodesDoNotRetry(t *testing.T) {
 		w.Header().Set("Retry-After", "1")
 		http.Error(w, "slow down", http.StatusTooManyRequests)
 	})
-	_, getErr := nodes.Get(t.Context(), nodeName)
-	_, watchErr := nodes.Watch(t.Context(), nodeName, "1", time.Minute)
+	_, getErr := nodes.Get(t.Context(), apitest.NodeName)
+	_, watchErr := nodes.Watch(t.Context(), apitest.NodeName, "1", time.Minute)
 	for _, err := range []error{getErr, watchErr} {
 		if asked(err) != time.Second {
 			t.Errorf("%v, and asked to wait %v", err, asked(err))
 		}
 	}
-	diff(t, "requests", 2, requests)
+	apitest.Diff(t, "requests", 2, requests)
 }
 
 // Every call of an Updater has a deadline, but for watches.
@@ -277,9 +279,9 @@ func TestNodesAreBounded(t *testing.T) {
 	release := make(chan struct{})
 	defer close(release)
 	bounded := boundedNodes{newTestNodes(t, func(http.ResponseWriter, *http.Request) { <-release }), 20 * time.Millisecond}
-	_, getErr := bounded.Get(t.Context(), nodeName)
+	_, getErr := bounded.Get(t.Context(), apitest.NodeName)
 	_, createErr := bounded.Create(t.Context(), wireNode(""))
-	_, patchErr := bounded.PatchStatus(t.Context(), nodeName, []byte(`{}`))
+	_, patchErr := bounded.PatchStatus(t.Context(), apitest.NodeName, []byte(`{}`))
 	for _, err := range []error{getErr, createErr, patchErr} {
 		if !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("got %v, want the deadline", err)

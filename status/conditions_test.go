@@ -1,338 +1,311 @@
 package status
 
 import (
-	"context"
-	"errors"
-	"fmt"
+	"encoding/json"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/nodeprobe/nodeprobe/probe/pressure"
+	"github.com/nodeprobe/nodeprobe/status/internal/apitest"
 )
 
-var (
-	foreignBefore = v1.NodeCondition{Type: "NetworkUnavailable", Status: v1.ConditionFalse, Reason: "RouteCreated"}
-	foreignAfter  = v1.NodeCondition{Type: "KernelDeadlock", Status: v1.ConditionFalse, Reason: "KernelHasNoDeadlock"}
-)
-
-func sameTimes() cmp.Option {
-	return cmp.Comparer(func(a, b metav1.Time) bool { return a.Equal(&b) })
+// managed is an entry of managedFields: a manager that has written conditions.
+func managed(manager, subresource string, types ...string) metav1.ManagedFieldsEntry {
+	conditions := map[string]any{".": map[string]any{}}
+	for _, kind := range types {
+		conditions[`k:{"type":"`+kind+`"}`] = map[string]any{".": map[string]any{}, "f:status": map[string]any{}, "f:type": map[string]any{}}
+	}
+	raw, err := json.Marshal(map[string]any{"f:status": map[string]any{"f:conditions": conditions}})
+	if err != nil {
+		panic(err)
+	}
+	return metav1.ManagedFieldsEntry{Manager: manager, Subresource: subresource, FieldsV1: metav1.NewFieldsV1(string(raw))}
 }
 
-// These are the kubelet's TestMemoryPressureCondition and its two brothers, and
-// what this package does where the kubelet guesses.
-func TestPressureCondition(t *testing.T) {
-	const now, before, since, later = 1000, 500, 800, 900
-	for i, text := range []struct{ True, False [2]string }{
-		{
-			[2]string{"KubeletHasInsufficientMemory", "kubelet has insufficient memory available"},
-			[2]string{"KubeletHasSufficientMemory", "kubelet has sufficient memory available"},
-		},
-		{
-			[2]string{"KubeletHasDiskPressure", "kubelet has disk pressure"},
-			[2]string{"KubeletHasNoDiskPressure", "kubelet has no disk pressure"},
-		},
-		{
-			[2]string{"KubeletHasInsufficientPID", "kubelet has insufficient PID available"},
-			[2]string{"KubeletHasSufficientPID", "kubelet has sufficient PID available"},
-		},
-	} {
-		is := pressure.Condition(i)
-		cond := func(status v1.ConditionStatus, words [2]string, transition, heartbeat int) v1.NodeCondition {
-			return v1.NodeCondition{
-				Type: v1.NodeConditionType(is.String()), Status: status, Reason: words[0], Message: words[1],
-				LastTransitionTime: at(transition), LastHeartbeatTime: at(heartbeat),
-			}
-		}
-		yes := func(transition, heartbeat int) v1.NodeCondition {
-			return cond(v1.ConditionTrue, text.True, transition, heartbeat)
-		}
-		no := func(transition, heartbeat int) v1.NodeCondition {
-			return cond(v1.ConditionFalse, text.False, transition, heartbeat)
-		}
-		unknown := [2]string{"NodeStatusUnknown", "Kubelet stopped posting node status."}
-		foreign := [2]string{"X", "somebody's words"}
-		for _, test := range []struct {
-			name    string
-			had     []v1.NodeCondition
-			verdict pressure.Verdict
-			want    []v1.NodeCondition
-		}{
-			{"new, pressure", nil, pressure.Verdict{Status: pressure.True}, []v1.NodeCondition{yes(now, now)}},
-			{"new, none", nil, pressure.Verdict{Status: pressure.False}, []v1.NodeCondition{no(now, now)}},
-			{"begins", []v1.NodeCondition{no(before, before)}, pressure.Verdict{Status: pressure.True}, []v1.NodeCondition{yes(now, now)}},
-			{"ends", []v1.NodeCondition{yes(before, before)}, pressure.Verdict{Status: pressure.False}, []v1.NodeCondition{no(now, now)}},
-			{"goes on", []v1.NodeCondition{yes(before, before)}, pressure.Verdict{Status: pressure.True}, []v1.NodeCondition{yes(before, now)}},
-			{"none goes on", []v1.NodeCondition{no(before, before)}, pressure.Verdict{Status: pressure.False}, []v1.NodeCondition{no(before, now)}},
-
-			{
-				"began during an outage",
-				[]v1.NodeCondition{no(before, before)},
-				pressure.Verdict{Status: pressure.True, Since: at(since).Time},
-				[]v1.NodeCondition{yes(since, now)},
-			},
-			{
-				"began before somebody else said that it did not",
-				[]v1.NodeCondition{no(later, later)},
-				pressure.Verdict{Status: pressure.True, Since: at(since).Time},
-				[]v1.NodeCondition{yes(now, now)},
-			},
-			{
-				"began in the future: the clock was set back",
-				[]v1.NodeCondition{no(before, before)},
-				pressure.Verdict{Status: pressure.True, Since: at(now + 1).Time},
-				[]v1.NodeCondition{yes(now, now)},
-			},
-			{
-				"V18: the node controller gave up on us",
-				[]v1.NodeCondition{cond(v1.ConditionUnknown, unknown, later, before)},
-				pressure.Verdict{Status: pressure.False, Since: at(since).Time},
-				[]v1.NodeCondition{no(now, now)},
-			},
-			{
-				"V19: foreign words for the same status",
-				[]v1.NodeCondition{cond(v1.ConditionFalse, foreign, before, before)},
-				pressure.Verdict{Status: pressure.False},
-				[]v1.NodeCondition{cond(v1.ConditionFalse, foreign, before, now)},
-			},
-			{
-				"frozen",
-				[]v1.NodeCondition{yes(before, before)},
-				pressure.Verdict{Status: pressure.True, Frozen: true},
-				[]v1.NodeCondition{yes(before, now)},
-			},
-			{
-				"no evidence yet, new", nil,
-				pressure.Verdict{},
-				[]v1.NodeCondition{cond(v1.ConditionUnknown, [2]string{unobserved.reason, unobserved.message}, now, now)},
-			},
-			{
-				"no evidence yet against what there is",
-				[]v1.NodeCondition{yes(before, before)},
-				pressure.Verdict{Frozen: true},
-				[]v1.NodeCondition{yes(before, now)},
-			},
-			{
-				"no evidence yet for what the node controller says",
-				[]v1.NodeCondition{cond(v1.ConditionUnknown, unknown, later, before)},
-				pressure.Verdict{Frozen: true},
-				[]v1.NodeCondition{cond(v1.ConditionUnknown, unknown, later, now)},
-			},
-			{
-				"the last of two, where it is",
-				[]v1.NodeCondition{foreignBefore, no(before, before), yes(later, before), foreignAfter},
-				pressure.Verdict{Status: pressure.False},
-				[]v1.NodeCondition{foreignBefore, no(before, before), no(now, now), foreignAfter},
-			},
-			{
-				"new, after those of others",
-				[]v1.NodeCondition{foreignBefore, foreignAfter},
-				pressure.Verdict{Status: pressure.False},
-				[]v1.NodeCondition{foreignBefore, foreignAfter, no(now, now)},
-			},
-		} {
-			t.Run(is.String()+"/"+test.name, func(t *testing.T) {
-				test.verdict.Condition = is
-				node := &v1.Node{}
-				node.Status.Conditions = test.had
-				set(t, node, pressureCondition(&test.verdict, at(now).Time))
-				diff(t, "conditions", test.want, node.Status.Conditions, sameTimes())
-			})
-		}
+func ours(kind string, status v1.ConditionStatus, since int) Condition {
+	f := Condition{Type: kind, Status: status, Reason: "Good", Message: "all is well", Since: apitest.At(since).Time}
+	if status == v1.ConditionTrue {
+		f.Reason, f.Message = "Bad", "memory.available is 5Mi, below 1Gi"
 	}
+	return f
 }
 
-func TestReadyCondition(t *testing.T) {
-	const now, before = 1000, 500
-	cond := func(status v1.ConditionStatus, message string, transition, heartbeat int) v1.NodeCondition {
-		reason := "KubeletReady"
-		if status == v1.ConditionFalse {
-			reason = "KubeletNotReady"
-		}
-		return v1.NodeCondition{
-			Type: v1.NodeReady, Status: status, Reason: reason, Message: message,
-			LastTransitionTime: at(transition), LastHeartbeatTime: at(heartbeat),
-		}
-	}
-	const well = "kubelet is posting ready status"
-	full := map[string]string{"cpu": "0", "memory": "0", "pods": "0", "ephemeral-storage": "0"}
-	foreign := v1.NodeCondition{Type: v1.NodeReady, Status: v1.ConditionTrue, Reason: "X", Message: "x", LastTransitionTime: at(before)}
-	for _, test := range []struct {
-		name        string
-		had         []v1.NodeCondition
-		capacity    map[string]string
-		noIsolation bool
-		unhealthy   error
-		want        []v1.NodeCondition
-	}{
-		{"new", nil, full, false, nil, []v1.NodeCondition{cond(v1.ConditionTrue, well, now, now)}},
-		{
-			"no capacity", nil, nil, false, nil,
-			[]v1.NodeCondition{cond(v1.ConditionFalse, "missing node capacity for resources: cpu, memory, pods, ephemeral-storage", now, now)},
-		},
-		{
-			"no capacity, without isolation", nil, nil, true, nil,
-			[]v1.NodeCondition{cond(v1.ConditionFalse, "missing node capacity for resources: cpu, memory, pods", now, now)},
-		},
-		{
-			"one missing", nil,
-			map[string]string{"cpu": "1", "memory": "1", "pods": "1"},
-			false, nil,
-			[]v1.NodeCondition{cond(v1.ConditionFalse, "missing node capacity for resources: ephemeral-storage", now, now)},
-		},
-		{
-			"not missing, as it is not shown", nil,
-			map[string]string{"cpu": "1", "memory": "1", "pods": "1"},
-			true, nil,
-			[]v1.NodeCondition{cond(v1.ConditionTrue, well, now, now)},
-		},
-		{"stays ready", []v1.NodeCondition{cond(v1.ConditionTrue, well, before, before)}, full, false, nil, []v1.NodeCondition{cond(v1.ConditionTrue, well, before, now)}},
-		{
-			"gets unhealthy",
-			[]v1.NodeCondition{cond(v1.ConditionTrue, well, before, before)},
-			full, false, errors.New("sampler is stuck"),
-			[]v1.NodeCondition{cond(v1.ConditionFalse, "sampler is stuck", now, now)},
-		},
-		{
-			"V15: unhealthy for another reason",
-			[]v1.NodeCondition{cond(v1.ConditionFalse, "a", before, before)},
-			full, false, errors.New("b"),
-			[]v1.NodeCondition{cond(v1.ConditionFalse, "b", before, now)},
-		},
-		{"gets well", []v1.NodeCondition{cond(v1.ConditionFalse, "a", before, before)}, full, false, nil, []v1.NodeCondition{cond(v1.ConditionTrue, well, now, now)}},
-		{"foreign words are replaced", []v1.NodeCondition{foreign}, full, false, nil, []v1.NodeCondition{cond(v1.ConditionTrue, well, before, now)}},
-		{
-			"unhealthy before missing", nil,
-			map[string]string{},
-			true, errors.New("sick"),
-			[]v1.NodeCondition{cond(v1.ConditionFalse, "[sick, missing node capacity for resources: cpu, memory, pods]", now, now)},
-		},
-		{
-			"where it is, and nothing else",
-			[]v1.NodeCondition{foreignBefore, cond(v1.ConditionTrue, well, before, before), foreignAfter},
-			full, false, nil,
-			[]v1.NodeCondition{foreignBefore, cond(v1.ConditionTrue, well, before, now), foreignAfter},
-		},
-		{
-			"the first of two, which is the one that is read, and that a patch changes",
-			[]v1.NodeCondition{cond(v1.ConditionFalse, "a", before, before), foreignAfter, cond(v1.ConditionTrue, well, before, before)},
-			full, false, nil,
-			[]v1.NodeCondition{cond(v1.ConditionTrue, well, now, now), foreignAfter, cond(v1.ConditionTrue, well, before, before)},
-		},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			node := &v1.Node{}
-			node.Status.Conditions, node.Status.Capacity = test.had, resources(test.capacity)
-			set(t, node, readyCondition(!test.noIsolation, &Facts{Unhealthy: test.unhealthy}, at(now).Time))
-			diff(t, "conditions", test.want, node.Status.Conditions, sameTimes())
-		})
-	}
-}
-
-// Who keeps the node from being ready, in the order in which it is told. What a
-// kubelet says of its own parts (volumes, PLEG) has no counterpart here.
-func TestReadyInputs(t *testing.T) {
-	down, network := errors.New("container runtime is down"), errors.New("network state unknown")
-	shutdown := errors.New("node is shutting down")
-	for _, test := range []struct {
-		name      string
-		runtime   *Runtime
-		unhealthy error
-		missing   bool
-		noQuota   bool
-		want      string
-	}{
-		{name: "none", want: "kubelet is posting ready status"},
-		{name: "CPU limits have no effect", noQuota: true, want: "kubelet is posting ready status. WARNING: CPU hardcapping unsupported"},
-		{name: "the same, and not ready", noQuota: true, unhealthy: shutdown, want: "node is shutting down. WARNING: CPU hardcapping unsupported"},
-		{name: "a runtime that is ready", runtime: &Runtime{}, want: "kubelet is posting ready status"},
-		{name: "runtime", runtime: &Runtime{Unready: down}, want: "container runtime is down"},
-		{name: "runtime and network", runtime: &Runtime{Unready: errors.Join(down, network)}, want: "[container runtime is down, network state unknown]"},
-		{name: "V20: the same twice", runtime: &Runtime{Unready: errors.Join(down, errors.New(down.Error()))}, want: "container runtime is down"},
-		{name: "shutdown", runtime: &Runtime{}, unhealthy: shutdown, want: "node is shutting down"},
-		{
-			name: "all of them", runtime: &Runtime{Unready: errors.Join(down, network)}, unhealthy: shutdown, missing: true,
-			want: "[container runtime is down, network state unknown, node is shutting down, missing node capacity for resources: memory, ephemeral-storage]",
-		},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			node := &v1.Node{}
-			node.Status.Capacity = resources(map[string]string{"cpu": "0", "memory": "0", "pods": "0", "ephemeral-storage": "0"})
-			if test.missing {
-				delete(node.Status.Capacity, v1.ResourceMemory)
-				delete(node.Status.Capacity, v1.ResourceEphemeralStorage)
-			}
-			facts := &Facts{Runtime: test.runtime, Unhealthy: test.unhealthy}
-			facts.Snapshot.Machine.NoCPUQuota = test.noQuota
-			set(t, node, readyCondition(true, facts, epoch))
-			ready := condition(node, v1.NodeReady)
-			diff(t, "message", test.want, ready.Message)
-			status, reason := v1.ConditionFalse, "KubeletNotReady"
-			if strings.HasPrefix(test.want, "kubelet is posting ready status") {
-				status, reason = v1.ConditionTrue, "KubeletReady"
-			}
-			diff(t, "status and reason", []string{string(status), reason}, []string{string(ready.Status), ready.Reason})
-		})
-	}
-}
-
-// V20 and the rules of the kubelet's NewAggregate.
-func TestAggregate(t *testing.T) {
-	a, b, c := errors.New("a"), errors.New("b"), errors.New("c")
-	for _, test := range []struct {
-		want string
-		errs []error
-	}{
-		{"", nil},
-		{"", []error{nil, nil}},
-		{"a", []error{a}},
-		{"a", []error{nil, a}},
-		{"a", []error{a, errors.New("a")}},
-		{"[a, b]", []error{a, b}},
-		{"[a, b, c]", []error{errors.Join(a, b), errors.Join(errors.Join(b, c), a)}},
-		{"a", []error{errors.Join(a)}},
-		{"[x: a\nb, c]", []error{fmt.Errorf("x: %w", errors.Join(a, b)), c}},
-		{"[a and b, c]", []error{fmt.Errorf("%w and %w", a, b), c}},
-		{"x", []error{noCauses{}}},
-	} {
-		diff(t, fmt.Sprint(test.errs), test.want, aggregate(test.errs...))
-	}
-}
-
-type noCauses struct{}
-
-func (noCauses) Error() string   { return "x" }
-func (noCauses) Unwrap() []error { return nil }
-
-// Every condition ends where the kubelet puts it: Ready is the last of those
-// that the kubelet owns, however often the pipeline runs.
-func TestConditionOrder(t *testing.T) {
-	cfg := Config{NodeName: nodeName, Addresses: testAddresses(), Resources: testResources()}
-	types := func(node *v1.Node) (list []v1.NodeConditionType) {
-		for _, c := range node.Status.Conditions {
-			list = append(list, c.Type)
-		}
-		return list
-	}
-	facts := machineFacts(epoch)
-	node, err := InitialNode(t.Context(), &cfg, &facts, epoch)
+// patchOf returns the conditions of a patch in short, and checks that the patch
+// holds nothing else.
+func patchOf(t *testing.T, a *conditionDiff, all bool) []string {
+	t.Helper()
+	body, err := a.patch(all)
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []v1.NodeConditionType{"MemoryPressure", "DiskPressure", "PIDPressure", "Ready"}
-	diff(t, "new", want, types(node))
+	var patch map[string]map[string][]map[string]string
+	if err := json.Unmarshal(body, &patch); err != nil {
+		t.Fatalf("%s: %v", body, err)
+	}
+	if len(patch) != 1 || len(patch["status"]) != 1 {
+		t.Errorf("the patch holds more than conditions: %s", body)
+	}
+	texts := []string{}
+	for _, c := range patch["status"]["conditions"] {
+		if c["$patch"] != "" {
+			texts = append(texts, c["$patch"]+" "+c["type"])
+			continue
+		}
+		for _, field := range []string{"type", "status", "reason", "message", "lastHeartbeatTime", "lastTransitionTime"} {
+			if c[field] == "" {
+				t.Errorf("%s of a condition is empty: %s", field, body)
+			}
+		}
+		texts = append(texts, strings.Join([]string{c["type"], c["status"], c["reason"], c["lastTransitionTime"][14:19]}, " "))
+	}
+	slices.Sort(texts)
+	return texts
+}
 
-	node.Status.Conditions = append(node.Status.Conditions, foreignAfter)
-	for i := range 3 {
-		facts.Verdicts[i].Status = pressure.True
-		set(t, node, func(ctx context.Context, n *v1.Node) error {
-			return apply(ctx, n, setters(&cfg, &facts, epoch.Add(time.Minute)))
+// What is posted beside a kubelet, by what the Node says and who wrote that.
+func TestCompareConditions(t *testing.T) {
+	condition := func(kind string, status v1.ConditionStatus, since int) v1.NodeCondition {
+		return v1.NodeCondition{Type: v1.NodeConditionType(kind), Status: status, Reason: map[v1.ConditionStatus]string{"True": "Bad", "False": "Good"}[status], LastTransitionTime: apitest.At(since)}
+	}
+	const a, b = "nodeprobe.dev/A", "nodeprobe.dev/B"
+	for _, test := range []struct {
+		name      string
+		has       []v1.NodeCondition
+		managers  []metav1.ManagedFieldsEntry
+		ours      []Condition
+		news, all []string
+		events    []string
+		wrong     string
+	}{
+		{
+			name: "nothing there yet", ours: []Condition{ours(a, v1.ConditionFalse, 10), ours(b, v1.ConditionTrue, 20)},
+			news:   []string{a + " False Good 00:10", b + " True Bad 00:20"},
+			events: []string{"Warning Bad Node node-1 condition nodeprobe.dev/B is now True: memory.available is 5Mi, below 1Gi"},
+		},
+		{
+			name: "unchanged", has: []v1.NodeCondition{condition(a, "False", 5)}, managers: []metav1.ManagedFieldsEntry{managed(DefaultFieldManager, "status", a)},
+			ours: []Condition{ours(a, v1.ConditionFalse, 10)}, all: []string{a + " False Good 00:05"},
+		},
+		{
+			name: "changed", has: []v1.NodeCondition{condition(a, "False", 5), condition(b, "True", 6)},
+			managers: []metav1.ManagedFieldsEntry{managed(DefaultFieldManager, "status", a, b)},
+			ours:     []Condition{ours(a, v1.ConditionTrue, 10), ours(b, v1.ConditionTrue, 20)},
+			news:     []string{a + " True Bad 00:10"}, all: []string{a + " True Bad 00:10", b + " True Bad 00:06"},
+			events: []string{"Warning Bad Node node-1 condition nodeprobe.dev/A is now True: memory.available is 5Mi, below 1Gi"},
+		},
+		{
+			name: "ends", has: []v1.NodeCondition{condition(a, "True", 5)}, managers: []metav1.ManagedFieldsEntry{managed(DefaultFieldManager, "status", a)},
+			ours: []Condition{ours(a, v1.ConditionFalse, 10)}, news: []string{a + " False Good 00:10"},
+			events: []string{"Normal Good Node node-1 condition nodeprobe.dev/A is now False: all is well"},
+		},
+		{
+			name: "not in the configuration any more", has: []v1.NodeCondition{condition(a, "True", 5), condition(b, "True", 5), condition("Ready", "True", 1)},
+			managers: []metav1.ManagedFieldsEntry{managed(DefaultFieldManager, "status", a, b), managed("kubelet", "status", "Ready")},
+			ours:     []Condition{ours(a, v1.ConditionTrue, 1)}, news: []string{"delete " + b}, all: []string{"delete " + b, a + " True Bad 00:05"},
+		},
+		{
+			name: "another's", has: []v1.NodeCondition{condition(a, "True", 5), condition(b, "False", 5)},
+			managers: []metav1.ManagedFieldsEntry{managed("node-problem-detector", "status", a), managed(DefaultFieldManager, "status", b)},
+			ours:     []Condition{ours(a, v1.ConditionFalse, 10), ours(b, v1.ConditionTrue, 11)}, news: []string{b + " True Bad 00:11"},
+			events: []string{"Warning Bad Node node-1 condition nodeprobe.dev/B is now True: memory.available is 5Mi, below 1Gi"},
+			wrong:  "condition nodeprobe.dev/A was written by node-problem-detector: it is left alone; choose another type, or remove that condition",
+		},
+		{
+			name: "others' are never touched", has: []v1.NodeCondition{condition("Ready", "True", 5), condition("KernelDeadlock", "False", 5)},
+			managers: []metav1.ManagedFieldsEntry{managed("kubelet", "status", "Ready"), managed("node-problem-detector", "status", "KernelDeadlock")},
+			ours:     []Condition{ours(a, v1.ConditionFalse, 10)}, news: []string{a + " False Good 00:10"},
+		},
+		{
+			name: "nobody knows who", has: []v1.NodeCondition{condition(a, "False", 5)}, managers: []metav1.ManagedFieldsEntry{{Manager: "x", Subresource: "status"}},
+			ours: []Condition{ours(a, v1.ConditionTrue, 10)}, news: []string{a + " True Bad 00:10"},
+			events: []string{"Warning Bad Node node-1 condition nodeprobe.dev/A is now True: memory.available is 5Mi, below 1Gi"},
+		},
+		{
+			name: "once in mode own", has: []v1.NodeCondition{condition(b, "True", 5), condition("Ready", "True", 1), condition("PIDPressure", "False", 1)},
+			managers: []metav1.ManagedFieldsEntry{managed(DefaultFieldManager, "status", b, "Ready", "PIDPressure")}, news: []string{"delete " + b},
+		},
+		{name: "written, and not by status", has: []v1.NodeCondition{condition("example.com/C", "True", 5)}, managers: []metav1.ManagedFieldsEntry{managed(DefaultFieldManager, "", "example.com/C")}},
+		{name: "nobody knows whose, by its name ours", has: []v1.NodeCondition{condition(b, "True", 5), condition("example.com/C", "True", 5)}, news: []string{"delete " + b}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: apitest.NodeName, ManagedFields: test.managers}, Status: v1.NodeStatus{Conditions: test.has}}
+			before := node.DeepCopy()
+			got := compareConditions(node, test.ours, DefaultFieldManager, apitest.At(60).Time)
+			apitest.Diff(t, "the Node", before, node)
+			if test.all == nil {
+				test.all = test.news
+			}
+			if got.changed() {
+				apitest.Diff(t, "news", test.news, patchOf(t, &got, false))
+			} else if len(test.news) > 0 {
+				t.Error("no news")
+			}
+			if len(test.all) > 0 {
+				apitest.Diff(t, "all", test.all, patchOf(t, &got, true))
+			}
+			var events []string
+			for _, e := range got.events {
+				events = append(events, strings.Join([]string{e.Type, e.Reason, e.Message}, " "))
+			}
+			apitest.Diff(t, "events", test.events, events)
+			apitest.Diff(t, "error", test.wrong, apitest.ErrorText(got.err))
 		})
-		diff(t, "existing", append(want[:4:4], foreignAfter.Type), types(node))
+	}
+}
+
+// A restart that finds its conditions as they were leaves all turns for what comes.
+func TestConditionsRestartTakesNoTurn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		status := v1.ConditionFalse
+		cfg := s.config()
+		cfg.Registrar = nil
+		cfg.Content = contentFunc(func() []Condition {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return []Condition{ours("nodeprobe.dev/A", status, 0)}
+		})
+		s.api.Put(func(node *v1.Node) {
+			f := ours("nodeprobe.dev/A", v1.ConditionFalse, 0)
+			node.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeConditionType(f.Type), Status: v1.ConditionFalse, Reason: f.Reason, Message: f.Message}}
+		})
+		s.play(cfg, func() {
+			s.sleep(time.Second)
+			s.api.Take()
+			for _, to := range []v1.ConditionStatus{v1.ConditionTrue, v1.ConditionFalse, v1.ConditionTrue} {
+				s.mu.Lock()
+				status = to
+				s.mu.Unlock()
+				s.Wake()
+				s.sleep(time.Second)
+				s.api.Took(t, string(to), "PATCH")
+			}
+		})
+	})
+}
+
+// Beside a kubelet no Node is created, nothing but conditions of ours is written,
+// on change or once in a period, and the rest of the Node stays.
+func TestConditionsUpdates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		status := v1.ConditionFalse
+		cfg := s.config()
+		cfg.Registrar = nil
+		cfg.UpdateFrequency, cfg.Spread = time.Minute, true
+		cfg.Content = contentFunc(func() []Condition {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return []Condition{ours("nodeprobe.dev/A", status, 0)}
+		})
+		set := func(to v1.ConditionStatus) {
+			s.mu.Lock()
+			status = to
+			s.mu.Unlock()
+			s.Wake()
+			s.sleep(time.Second)
+		}
+		s.play(cfg, func() {
+			s.sleep(time.Minute)
+			if got := apitest.Verbs(s.api.Take()); strings.Contains(got, "POST") || strings.Contains(got, "PATCH") || !strings.Contains(got, "GET") {
+				t.Errorf("without a Node: %s", got)
+			}
+			s.api.Put(func(node *v1.Node) {
+				node.Labels = map[string]string{"a": "b"}
+				node.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}}
+			})
+			s.sleep(10 * time.Second)
+			if got := apitest.Verbs(s.api.Take()); !strings.HasSuffix(got, "GET ADOPT PATCH") {
+				t.Errorf("at first: %s", got)
+			}
+			set(v1.ConditionTrue)
+			s.api.Took(t, "True", "PATCH")
+			set(v1.ConditionFalse)
+			s.api.Took(t, "False", "PATCH")
+			s.sleep(time.Hour)
+			calls := s.api.Take()
+			if len(calls) < 11 || len(calls) > 13 {
+				t.Errorf("%d calls in an hour: %s", len(calls), apitest.Verbs(calls))
+			}
+			phase := phaseOf(apitest.NodeName, 5*time.Minute)
+			for _, c := range calls {
+				if got := c.At.Sub(c.At.Truncate(5 * time.Minute)); got != phase {
+					t.Errorf("posted %s into the period, want %s", got, phase)
+				}
+			}
+			if got := s.condition("Ready"); got.Status != v1.ConditionTrue {
+				t.Errorf("Ready is %+v", got)
+			}
+			if node := s.api.Current(); node.Labels["a"] != "b" || len(node.Labels) != 1 || len(node.Status.Capacity) > 0 {
+				t.Errorf("Node is %+v", node)
+			}
+		})
+	})
+}
+
+func TestPhaseIsSpread(t *testing.T) {
+	const nodes, slots = 1000, 10
+	var counts [slots]int
+	for i := range nodes {
+		name := "worker-" + string(rune('a'+i%26)) + "-" + time.Duration(i).String()
+		counts[int(phaseOf(name, slots*time.Second)/time.Second)]++
+	}
+	chi := 0.0
+	for _, n := range counts {
+		d := float64(n) - nodes/slots
+		chi += d * d / (nodes / slots)
+	}
+	if chi > 27.9 { // 9 degrees of freedom, 0.1 %
+		t.Errorf("%v: chi square is %.1f", counts, chi)
+	}
+}
+
+// What the API server refuses is tried once in a minute; what has failed, soon
+// again.
+func TestConditionsFail(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		err   error
+		after time.Duration // until the next attempt
+		want  string        // first
+		again string
+	}{
+		{"forbidden", apitest.ErrForbidden, time.Minute, "PATCH", "GET PATCH"},
+		{"denied by a policy", apierrors.NewInvalid(v1.SchemeGroupVersion.WithKind("Node").GroupKind(), apitest.NodeName, nil), time.Minute, "PATCH", "GET PATCH"},
+		{"down", apitest.ErrDown, 10 * time.Second, "PATCH GET PATCH FAILURE GET PATCH FAILURE GET PATCH FAILURE GET PATCH FAILURE", "GET PATCH"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newScene(t)
+				cfg := s.config()
+				cfg.Registrar, cfg.UpdateFrequency = nil, time.Minute
+				cfg.Content = contentFunc(func() []Condition {
+					s.mu.Lock()
+					defer s.mu.Unlock()
+					return []Condition{ours("nodeprobe.dev/A", s.pressures[0].Status, 0)}
+				})
+				cfg.RetryRefused, cfg.RetryPeriod = false, 10*time.Second
+				s.api.Put(func(*v1.Node) {})
+				s.play(cfg, func() {
+					s.sleep(10 * time.Second)
+					s.api.Took(t, "start", "GET ADOPT PATCH")
+					s.api.Refuse("PATCH", test.err)
+					s.judge(v1.NodeMemoryPressure, true)
+					s.sleep(test.after - time.Second)
+					s.api.Took(t, "at first", test.want)
+					s.api.Refuse("", nil)
+					s.sleep(2 * time.Second)
+					s.api.Took(t, "again", test.again)
+					apitest.Diff(t, "logged", 1, len(s.logs.With("ERROR")))
+					apitest.Diff(t, "ready", nil, s.Ready())
+				})
+			})
+		})
 	}
 }

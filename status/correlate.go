@@ -10,20 +10,20 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// The bounds are those of client-go's correlator, so that the API server has to
-// bear no more from us than from a kubelet. Only that they hold for each reason
-// by itself: a storm of one must not hide the others.
+// The bounds are those of client-go's correlator, so that the load on the API server is
+// no more than a kubelet's. Except that they hold for each reason by itself: a storm of
+// one must not hide the others.
 const (
 	eventBurst   = 25
 	eventRefill  = 5 * time.Minute
-	similarMost  = 10 // different messages of one reason in
+	maxSimilar   = 10 // different messages of one reason in
 	similarFor   = 10 * time.Minute
 	seriesExpire = time.Hour // the API server forgets Events by then
 	combined     = "(combined from similar events): "
 )
 
-// correlator turns occurrences into series: what happens again counts up what is
-// there, and what happens too often is held back. It has an entry per reason.
+// correlator turns occurrences into series: a repetition counts up an existing series,
+// and what happens too often is dropped. It has an entry per reason.
 type correlator map[eventReason]*reasonState
 
 type eventReason struct{ kind, reason string }
@@ -44,11 +44,11 @@ type series struct {
 	count                 int32
 
 	name string    // of the object; "" before there is one
-	node types.UID // whom it is about
+	node types.UID // that it is about
 }
 
-// observe returns the series that o belongs to, counted up. It returns false if
-// there have been too many.
+// observe returns the series that o belongs to, counted up, or false if there have been
+// too many.
 func (c correlator) observe(o occurrence) (*series, bool) {
 	key := eventReason{o.kind, o.reason}
 	state := c[key]
@@ -82,7 +82,7 @@ func (c correlator) forget(s *series) {
 	}
 }
 
-// pay takes a token, if there is one.
+// pay takes a token, and reports whether there was one.
 func (r *reasonState) pay(now time.Time) bool {
 	if earned := int(now.Sub(r.filled) / eventRefill); earned > 0 {
 		r.tokens = min(eventBurst, r.tokens+earned)
@@ -95,8 +95,8 @@ func (r *reasonState) pay(now time.Time) bool {
 	return true
 }
 
-// name returns by what the series of o goes, and what it says: too many
-// different messages go into one series, which says the latest.
+// name returns the key of the series of o, and its message: too many different
+// messages go into one series, which shows the latest.
 func (r *reasonState) name(o occurrence) (name, message string) {
 	if _, known := r.series[o.message]; known {
 		return o.message, o.message
@@ -104,13 +104,13 @@ func (r *reasonState) name(o occurrence) (name, message string) {
 	if o.at.Sub(r.began) >= similarFor {
 		r.began, r.fresh = o.at, 0
 	}
-	if r.fresh++; r.fresh > similarMost {
+	if r.fresh++; r.fresh > maxSimilar {
 		return combined, combined + o.message
 	}
 	return o.message, o.message
 }
 
-// restart makes the series a new object, with what happened last as the first.
+// restart makes the series a new object, which starts with the latest occurrence.
 func (s *series) restart() { s.name, s.first, s.count = "", s.last, 1 }
 
 // event returns the object to create.
@@ -131,7 +131,7 @@ func (s *series) event(node metav1.OwnerReference, component string) *v1.Event {
 	}
 }
 
-// patch returns what makes the object that exists say what the series says.
+// patch returns the patch that brings the existing object up to date.
 func (s *series) patch() []byte {
 	patch, err := json.Marshal(map[string]any{
 		"count": s.count, "lastTimestamp": metav1.NewTime(s.last), "message": s.message,

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/nodeprobe/nodeprobe/status/internal/apitest"
 )
 
 // steps are occurrences of one reason, and what becomes of them.
@@ -17,27 +19,27 @@ func TestCorrelator(t *testing.T) {
 		}
 		return fmt.Sprintf("%d %s", s.count, s.message)
 	}
-	for i := range similarMost {
-		diff(t, "different messages", fmt.Sprintf("1 m%d", i), observe("R", fmt.Sprint("m", i)))
+	for i := range maxSimilar {
+		apitest.Diff(t, "different messages", fmt.Sprintf("1 m%d", i), observe("R", fmt.Sprint("m", i)))
 	}
-	diff(t, "one too many", "1 "+combined+"x", observe("R", "x"))
-	diff(t, "another", "2 "+combined+"y", observe("R", "y"))
-	diff(t, "one that is known", "2 m0", observe("R", "m0"))
-	for range eventBurst - similarMost - 3 {
+	apitest.Diff(t, "one too many", "1 "+combined+"x", observe("R", "x"))
+	apitest.Diff(t, "another", "2 "+combined+"y", observe("R", "y"))
+	apitest.Diff(t, "one that is known", "2 m0", observe("R", "m0"))
+	for range eventBurst - maxSimilar - 3 {
 		observe("R", "m0")
 	}
-	diff(t, "no token left", "dropped", observe("R", "m0"))
-	diff(t, "another reason", "1 m0", observe("Q", "m0"))
+	apitest.Diff(t, "no token left", "dropped", observe("R", "m0"))
+	apitest.Diff(t, "another reason", "1 m0", observe("Q", "m0"))
 
 	at = at.Add(eventRefill)
-	diff(t, "a token is back", "3 "+combined+"z", observe("R", "z"))
-	diff(t, "only one", "dropped", observe("R", "z"))
+	apitest.Diff(t, "a token is back", "3 "+combined+"z", observe("R", "z"))
+	apitest.Diff(t, "only one", "dropped", observe("R", "z"))
 
 	at = at.Add(similarFor)
-	diff(t, "a new window", "1 new", observe("R", "new"))
+	apitest.Diff(t, "a new window", "1 new", observe("R", "new"))
 
 	at = at.Add(seriesExpire)
-	diff(t, "an old series", "1 m0", observe("R", "m0"))
+	apitest.Diff(t, "an old series", "1 m0", observe("R", "m0"))
 	if n := len(c[eventReason{"Warning", "R"}].series); n != 1 {
 		t.Errorf("%d series are kept, want the live one", n)
 	}

@@ -21,8 +21,8 @@ func gone(text string) error {
 }
 
 // Gone returns an error, one that satisfies apierrors.IsNotFound, while the Node that
-// was last known is deleted and no other has taken its place: nothing is to be written
-// in its name, its Lease neither.
+// was last known is deleted and no other has taken its place: nothing may be written
+// in its name, nor may its Lease be renewed.
 func (u *Updater) Gone() error {
 	if err := u.gone.Load(); err != nil {
 		return *err
@@ -31,7 +31,7 @@ func (u *Updater) Gone() error {
 }
 
 // replaced reports whether the last known Node is one that somebody else made after
-// the registered one was deleted. What registration sees to may be missing there.
+// the registered one was deleted. What registration owns may be missing there.
 func (u *Updater) replaced() bool {
 	node := u.Node()
 	return node != nil && node.UID != u.uid
@@ -45,18 +45,18 @@ const settled = time.Minute
 // mayCreate reports whether registration creates the Node: once in a process, as with a
 // kubelet. A Node has often been cordoned and drained before it is deleted, and one that
 // came back by itself would undo that.
-func (u *Updater) mayCreate() bool { return u.cfg.Register && u.uid == "" }
+func (u *Updater) mayCreate() bool { return u.cfg.Registrar != nil && u.uid == "" }
 
-// lossOf is what to say of a Node that was deleted.
+// lossOf returns the error about a Node that was deleted.
 func (u *Updater) lossOf() error {
-	if u.cfg.Register {
+	if u.cfg.Registrar != nil {
 		return errDeleted
 	}
 	return errLost
 }
 
-// lost forgets a Node that was deleted. Whether there is another is not looked for
-// before the back-off is over.
+// lost forgets a Node that was deleted. Another is not looked for before the back-off
+// is over.
 func (u *Updater) lost(why error) {
 	if time.Since(u.since) >= settled {
 		u.backoff = registerBackoff{}
@@ -68,6 +68,6 @@ func (u *Updater) lost(why error) {
 	u.node.Store(nil)
 	u.doubt.Store(false)
 	u.report.last = time.Time{}
-	u.unschedulable = false
 	u.result(why)
+	u.flushed.wake()
 }

@@ -12,35 +12,35 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/nodeprobe/nodeprobe/probe/pressure"
+	"github.com/nodeprobe/nodeprobe/status/internal/apitest"
 )
 
 // A Node that was registered here, or found, and is deleted after that stays deleted, and is
 // looked for no faster than the back-off says.
 func TestDeletedNodeStaysDeleted(t *testing.T) {
 	for name, remove := range map[string]func(s *scene){
-		"seen by the watch": func(s *scene) { s.api.remove() },
+		"seen by the watch": func(s *scene) { s.api.Remove() },
 		"found out by a patch": func(s *scene) {
-			s.api.refuse("WATCH", errForbidden)
-			s.api.cutWatches(nil)
+			s.api.Refuse("WATCH", apitest.ErrForbidden)
+			s.api.CutWatches(nil)
 			s.sleep(time.Minute)
-			s.api.remove()
+			s.api.Remove()
 			s.sleep(20 * time.Second)
-			s.api.took(s.t, "nobody knows", "")
+			s.api.Took(s.t, "nobody knows", "")
 			s.Wake()
-			s.api.took(s.t, "a wake-up does not ask", "")
-			s.judge(pressure.MemoryPressure, true)
-			s.api.took(s.t, "a patch", "PATCH")
+			s.api.Took(s.t, "a wake-up does not ask", "")
+			s.judge(v1.NodeMemoryPressure, true)
+			s.api.Took(s.t, "a patch", "PATCH")
 		},
 		"asked about": func(s *scene) {
-			s.api.refuse("WATCH", errForbidden)
-			s.api.cutWatches(nil)
+			s.api.Refuse("WATCH", apitest.ErrForbidden)
+			s.api.CutWatches(nil)
 			s.Recheck()
-			s.api.took(s.t, "a Node that is there", "GET")
+			s.api.Took(s.t, "a Node that is there", "GET")
 			s.sleep(time.Minute)
-			s.api.remove()
+			s.api.Remove()
 			s.Recheck()
-			s.api.took(s.t, "one that is not", "GET")
+			s.api.Took(s.t, "one that is not", "GET")
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -48,28 +48,28 @@ func TestDeletedNodeStaysDeleted(t *testing.T) {
 				s := newScene(t)
 				s.steady(s.config(), func() {
 					s.sleep(settled)
-					s.api.take()
-					s.logs.with()
-					diff(t, "gone", nil, s.Gone())
+					s.api.Take()
+					s.logs.With()
+					apitest.Diff(t, "gone", nil, s.Gone())
 					remove(s)
-					s.api.take()
+					s.api.Take()
 					s.sleep(time.Hour)
-					for i, c := range s.api.take() {
-						if c.verb != "GET" {
-							t.Fatalf("call %d is a %s", i, c.verb)
+					for i, c := range s.api.Take() {
+						if c.Verb != "GET" {
+							t.Fatalf("call %d is a %s", i, c.Verb)
 						}
 					}
 					s.sleep(15 * time.Second)
-					s.api.took(t, "15 seconds", "GET GET")
+					s.api.Took(t, "15 seconds", "GET GET")
 					for what, err := range map[string]error{"ready": s.Ready(), "gone": s.Gone()} {
 						if !apierrors.IsNotFound(err) {
 							t.Errorf("%s: %v", what, err)
 						}
-						diff(t, what, "node was deleted; restart nodeprobe to register it again", errorText(err))
+						apitest.Diff(t, what, "node was deleted; restart nodeprobe to register it again", apitest.ErrorText(err))
 					}
-					diff(t, "logs", []string{
+					apitest.Diff(t, "logs", []string{
 						`level=ERROR msg="node status is not posted" node=node-1 err="node was deleted; restart nodeprobe to register it again"`,
-					}, s.logs.with("ERROR", "registered"))
+					}, s.logs.With("ERROR", "registered"))
 					impatient, cancel := context.WithTimeout(t.Context(), time.Second)
 					defer cancel()
 					if _, err := s.Owner(impatient); !apierrors.IsNotFound(err) {
@@ -78,7 +78,7 @@ func TestDeletedNodeStaysDeleted(t *testing.T) {
 				})
 				s.play(s.config(), func() { // a restart
 					s.sleep(time.Second)
-					s.api.took(t, "a restart", "POST PATCH")
+					s.api.Took(t, "a restart", "POST PATCH")
 				})
 			})
 		})
@@ -91,30 +91,30 @@ func TestDeletedNodeIsCreatedByOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)
 		s.steady(s.config(), func() {
-			s.api.remove()
+			s.api.Remove()
 			s.sleep(time.Minute)
-			s.api.take()
-			s.logs.with()
+			s.api.Take()
+			s.logs.With()
 			owner := make(chan types.UID)
 			go func() {
 				ref, err := s.Owner(t.Context())
-				diff(t, "owner's error", nil, err)
+				apitest.Diff(t, "owner's error", nil, err)
 				owner <- ref.UID
 			}()
-			s.api.put(func(n *v1.Node) { n.Labels, n.Spec.Unschedulable = map[string]string{"a": "b"}, true })
+			s.api.Put(func(n *v1.Node) { n.Labels, n.Spec.Unschedulable = map[string]string{"a": "b"}, true })
 			s.sleep(7 * time.Second)
-			s.api.took(t, "found", "GET PATCH PATCH")
-			diff(t, "owner", types.UID("uid-2"), <-owner)
-			diff(t, "gone", nil, s.Gone())
-			diff(t, "ready", nil, s.Ready())
-			node := s.api.current()
-			if node.Labels["a"] != "b" || node.Labels[v1.LabelHostname] != nodeName || !node.Spec.Unschedulable {
+			s.api.Took(t, "found", "GET PATCH PATCH")
+			apitest.Diff(t, "owner", types.UID("uid-2"), <-owner)
+			apitest.Diff(t, "gone", nil, s.Gone())
+			apitest.Diff(t, "ready", nil, s.Ready())
+			node := s.api.Current()
+			if node.Labels["a"] != "b" || node.Labels[v1.LabelHostname] != apitest.NodeName || !node.Spec.Unschedulable {
 				t.Errorf("labels %v, unschedulable %v", node.Labels, node.Spec.Unschedulable)
 			}
-			diff(t, "logs", []string{
+			apitest.Diff(t, "logs", []string{
 				`level=INFO msg="node is registered" node=node-1 how=adopted uid=uid-2`,
 				`level=INFO msg="node status is posted" node=node-1`,
-			}, s.logs.with("level"))
+			}, s.logs.With("level"))
 		})
 	})
 }
@@ -124,7 +124,7 @@ func TestDeletedNodeIsCreatedByOthers(t *testing.T) {
 func TestOwnerWaitsForRecheck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)
-		s.api.refuse("WATCH", errForbidden)
+		s.api.Refuse("WATCH", apitest.ErrForbidden)
 		s.steady(s.config(), func() {
 			ask := func() error {
 				ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
@@ -132,11 +132,11 @@ func TestOwnerWaitsForRecheck(t *testing.T) {
 				_, err := s.Owner(ctx)
 				return err
 			}
-			s.api.edit(func() { s.api.latency = 2 * time.Second })
+			s.api.Edit(func() { s.api.Latency = 2 * time.Second })
 			s.Recheck()
-			diff(t, "while it is there", nil, ask())
+			apitest.Diff(t, "while it is there", nil, ask())
 
-			s.api.remove()
+			s.api.Remove()
 			s.Recheck()
 			if err := ask(); !apierrors.IsNotFound(err) {
 				t.Errorf("once it is gone: %v", err)
@@ -146,7 +146,7 @@ func TestOwnerWaitsForRecheck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)
 		s.steady(s.config(), func() {
-			s.api.refuse("GET", errServer)
+			s.api.Refuse("GET", apitest.ErrServer)
 			s.Recheck()
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 			defer cancel()
@@ -189,7 +189,7 @@ func TestLatch(t *testing.T) {
 func TestDeletedAgainAndAgain(t *testing.T) {
 	for name, set := range map[string]func(*Config){
 		"registered here":       func(*Config) {},
-		"registered by others":  func(c *Config) { c.Register = false },
+		"registered by others":  func(c *Config) { c.Registrar = nil },
 		"conditions of our own": augmented,
 	} {
 		for _, watched := range []bool{true, false} {
@@ -197,23 +197,23 @@ func TestDeletedAgainAndAgain(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					s := newScene(t)
 					if !watched {
-						s.api.refuse("WATCH", errForbidden)
+						s.api.Refuse("WATCH", apitest.ErrForbidden)
 					}
 					cfg := s.config()
 					set(&cfg)
 					const minutes = 2
 					s.play(cfg, func() {
-						s.api.put(func(*v1.Node) {})
+						s.api.Put(func(*v1.Node) {})
 						s.sleep(150 * time.Millisecond)
 						for end := time.Now().Add(minutes * time.Minute); time.Now().Before(end); {
-							s.api.remove()
-							s.judge(pressure.MemoryPressure, true)
+							s.api.Remove()
+							s.judge(v1.NodeMemoryPressure, true)
 							s.sleep(7 * time.Millisecond)
-							s.api.put(func(*v1.Node) {})
+							s.api.Put(func(*v1.Node) {})
 							s.sleep(25 * time.Millisecond)
 						}
-						calls := s.api.take()
-						creations, patches := strings.Count(verbs(calls), "POST"), strings.Count(verbs(calls), "PATCH")
+						calls := s.api.Take()
+						creations, patches := strings.Count(apitest.Verbs(calls), "POST"), strings.Count(apitest.Verbs(calls), "PATCH")
 						// A turn is for two patches: what registration mends, and the status.
 						if most := 2 * (3 + 6*minutes); creations > 1 || patches > most || patches == 0 {
 							t.Errorf("%d creations and %d patches in %d minutes, want at most one and %d", creations, patches, minutes, most)
@@ -227,10 +227,10 @@ func TestDeletedAgainAndAgain(t *testing.T) {
 
 // augmented has a condition of our own posted, and nothing else.
 func augmented(c *Config) {
-	c.Register = false
-	c.Augment = func() []pressure.Finding {
-		return []pressure.Finding{{Type: "nodeprobe.dev/X", Status: pressure.True, Reason: "X", Message: "x", Since: epoch}}
-	}
+	c.Registrar = nil
+	c.Content = contentFunc(func() []Condition {
+		return []Condition{{Type: "nodeprobe.dev/X", Status: v1.ConditionTrue, Reason: "X", Message: "x", Since: apitest.Epoch}}
+	})
 }
 
 // A Node that has lived for a minute is registered again as fast as at a start; one
@@ -239,31 +239,31 @@ func TestBackoffEndsOnceSettled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)
 		cfg := s.config()
-		cfg.Register = false
-		s.api.put(func(*v1.Node) {})
+		cfg.Registrar = nil
+		s.api.Put(func(*v1.Node) {})
 		gone := func() time.Duration {
-			s.api.remove()
+			s.api.Remove()
 			s.sleep(0)
 			began := time.Now()
-			s.api.take()
+			s.api.Take()
 			s.sleep(8 * time.Second)
-			calls := s.api.take()
-			s.api.put(func(*v1.Node) {})
+			calls := s.api.Take()
+			s.api.Put(func(*v1.Node) {})
 			s.sleep(20 * time.Second) // the longest back-off, and a token
 			if s.Node() == nil {
 				t.Fatal("the Node is not found")
 			}
-			return calls[0].at.Sub(began)
+			return calls[0].At.Sub(began)
 		}
 		s.play(cfg, func() {
 			s.sleep(time.Second)
-			diff(t, "young", 200*time.Millisecond, gone())
+			apitest.Diff(t, "young", 200*time.Millisecond, gone())
 			s.sleep(-20*time.Second + settled - 1)
 			if wait := gone(); wait <= time.Second {
 				t.Errorf("the back-off has ended before the Node has settled: %v", wait)
 			}
 			s.sleep(settled)
-			diff(t, "settled", 100*time.Millisecond, gone())
+			apitest.Diff(t, "settled", 100*time.Millisecond, gone())
 		})
 	})
 }

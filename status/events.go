@@ -21,7 +21,7 @@ type Events interface {
 	Patch(ctx context.Context, namespace, name string, patch []byte) error
 }
 
-// RecorderConfig says whom the Events are about, and how to post them.
+// RecorderConfig is what a Recorder is made from.
 type RecorderConfig struct {
 	// Node returns a reference to the Node, with its UID: "kubectl describe node"
 	// looks for that. It is called for each Event, and may wait.
@@ -29,7 +29,7 @@ type RecorderConfig struct {
 	// Events is the API. Timeout bounds each call to it.
 	Events  Events
 	Timeout time.Duration
-	// Component is who reports.
+	// Component is the source that the Events show.
 	Component string
 	// OnFailure is called when a post failed: the connection may be half dead.
 	OnFailure func()
@@ -39,9 +39,8 @@ type RecorderConfig struct {
 	Registerer prometheus.Registerer
 }
 
-// Recorder posts Events about the Node: one object per thing that happens, which
-// counts how often it did. The one of client-go would bring an OpenAPI library
-// into the binary.
+// Recorder posts Events about the Node: one object for each kind of occurrence, with
+// a count. The recorder of client-go would bring an OpenAPI library into the binary.
 type Recorder struct {
 	cfg     RecorderConfig
 	log     *slog.Logger
@@ -52,7 +51,7 @@ type Recorder struct {
 	correlator correlator
 	logged     noted
 	uncounted  noted     // why Events are created again instead of counted up
-	last       time.Time // that an object was named after
+	last       time.Time // in the name of the latest object
 }
 
 // occurrence is something that happened once.
@@ -63,8 +62,8 @@ type occurrence struct {
 	at      time.Time
 }
 
-// queueLength is how many Events wait for an API server that is away. What comes
-// after that is dropped: the Node's conditions tell the present state anyway.
+// queueLength is how many Events wait for an API server that is away. Later ones are
+// dropped: the Node's conditions show the present state anyway.
 const queueLength = 64
 
 // eventNamespace is where Events about objects without a namespace go.
@@ -90,8 +89,8 @@ func NewRecorder(cfg RecorderConfig) (*Recorder, error) {
 	}, nil
 }
 
-// Record has an Event posted that says what has just happened. It never blocks;
-// where too many wait already, the Event is dropped and counted.
+// Record queues an Event about what has just happened. It never blocks; if too many
+// are queued already, the Event is dropped and counted.
 func (r *Recorder) Record(kind, reason, message string) {
 	select {
 	case r.queue <- occurrence{kind, reason, message, time.Now()}:
@@ -147,15 +146,15 @@ func (r *Recorder) deliver(ctx context.Context, o occurrence) {
 	}
 }
 
-// refused says whether it is of no use to try again with the same Event.
+// refused reports whether it is of no use to send the same again.
 func refused(err error) bool {
 	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsMethodNotSupported(err)
 }
 
-// note logs once per change what goes wrong.
+// note logs errors once per change.
 func (r *Recorder) note(err error) {
 	switch {
-	case !r.logged.news(err):
+	case !r.logged.changed(err):
 	case err != nil:
 		r.log.Warn("event is not posted", "err", err)
 	default:
@@ -163,7 +162,7 @@ func (r *Recorder) note(err error) {
 	}
 }
 
-// post makes one attempt: it counts up the Event that is there, or creates one.
+// post makes one attempt: it counts up the Event that exists, or creates one.
 func (r *Recorder) post(ctx context.Context, s *series) error {
 	ref, err := r.cfg.Node(ctx)
 	if err != nil {
@@ -176,7 +175,7 @@ func (r *Recorder) post(ctx context.Context, s *series) error {
 		switch {
 		case apierrors.IsNotFound(err): // it has expired
 		case apierrors.IsForbidden(err): // a credential may be allowed no more than to create some
-			if r.uncounted.news(err) {
+			if r.uncounted.changed(err) {
 				r.log.Warn("events are created again instead of counted up", "err", err)
 			}
 		default:

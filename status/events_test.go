@@ -16,6 +16,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/nodeprobe/nodeprobe/status/internal/apitest"
 )
 
 var eventResource = v1.Resource("events")
@@ -88,12 +90,12 @@ func (f *fakeEvents) texts() (texts []string) {
 }
 
 // recording runs a Recorder in a synctest bubble until act returns.
-func recording(t *testing.T, act func(r *Recorder, api *fakeEvents, logs *logLines)) {
+func recording(t *testing.T, act func(r *Recorder, api *fakeEvents, logs *apitest.Log)) {
 	synctest.Test(t, func(t *testing.T) {
-		api, logs := &fakeEvents{}, &logLines{}
+		api, logs := &fakeEvents{}, &apitest.Log{}
 		r, err := NewRecorder(RecorderConfig{
 			Node: func(context.Context) (metav1.OwnerReference, error) {
-				return metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: nodeName, UID: "uid-1"}, nil
+				return metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: apitest.NodeName, UID: "uid-1"}, nil
 			},
 			Events: api, Timeout: time.Second, Component: "nodeprobe", Logger: slog.New(slog.NewTextHandler(logs, nil)),
 		})
@@ -113,7 +115,7 @@ func recording(t *testing.T, act func(r *Recorder, api *fakeEvents, logs *logLin
 }
 
 func TestRecorderPosts(t *testing.T) {
-	recording(t, func(r *Recorder, api *fakeEvents, _ *logLines) {
+	recording(t, func(r *Recorder, api *fakeEvents, _ *apitest.Log) {
 		began := time.Now()
 		r.Record(v1.EventTypeWarning, "SystemOOM", "somebody died")
 		synctest.Wait()
@@ -121,46 +123,46 @@ func TestRecorderPosts(t *testing.T) {
 			t.Fatalf("%d events", len(api.order))
 		}
 		at := metav1.NewTime(began)
-		diff(t, "event", v1.Event{
-			ObjectMeta:     metav1.ObjectMeta{Name: fmt.Sprintf("%s.%x", nodeName, began.UnixNano()), Namespace: "default"},
-			InvolvedObject: v1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: nodeName, UID: "uid-1"},
+		apitest.Diff(t, "event", v1.Event{
+			ObjectMeta:     metav1.ObjectMeta{Name: fmt.Sprintf("%s.%x", apitest.NodeName, began.UnixNano()), Namespace: "default"},
+			InvolvedObject: v1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: apitest.NodeName, UID: "uid-1"},
 			Type:           "Warning", Reason: "SystemOOM", Message: "somebody died",
-			Source:              v1.EventSource{Component: "nodeprobe", Host: nodeName},
-			ReportingController: "nodeprobe", ReportingInstance: nodeName,
+			Source:              v1.EventSource{Component: "nodeprobe", Host: apitest.NodeName},
+			ReportingController: "nodeprobe", ReportingInstance: apitest.NodeName,
 			FirstTimestamp: at, LastTimestamp: at, Count: 1,
 		}, *api.events[api.order[0]])
 
 		time.Sleep(time.Minute)
 		r.Record(v1.EventTypeWarning, "SystemOOM", "somebody died")
 		synctest.Wait()
-		diff(t, "events", []string{"2x SystemOOM: somebody died"}, api.texts())
+		apitest.Diff(t, "events", []string{"2x SystemOOM: somebody died"}, api.texts())
 		e := api.events[api.order[0]]
-		diff(t, "first", at.Time, e.FirstTimestamp.Time)
-		diff(t, "last", began.Add(time.Minute).UTC(), e.LastTimestamp.UTC())
+		apitest.Diff(t, "first", at.Time, e.FirstTimestamp.Time)
+		apitest.Diff(t, "last", began.Add(time.Minute).UTC(), e.LastTimestamp.UTC())
 	})
 }
 
 // What the API server has forgotten is told anew.
 func TestRecorderExpiredEvent(t *testing.T) {
-	recording(t, func(r *Recorder, api *fakeEvents, _ *logLines) {
+	recording(t, func(r *Recorder, api *fakeEvents, _ *apitest.Log) {
 		r.Record(v1.EventTypeNormal, "NodeReady", "m")
 		synctest.Wait()
 		api.set(func() { clear(api.events) })
 		time.Sleep(time.Second)
 		r.Record(v1.EventTypeNormal, "NodeReady", "m")
 		synctest.Wait()
-		diff(t, "events", []string{"1x NodeReady: m"}, api.texts())
+		apitest.Diff(t, "events", []string{"1x NodeReady: m"}, api.texts())
 	})
 }
 
 // A Node that was deleted and made again is another one, to those who look for
 // its Events.
 func TestRecorderOtherNode(t *testing.T) {
-	recording(t, func(r *Recorder, api *fakeEvents, _ *logLines) {
+	recording(t, func(r *Recorder, api *fakeEvents, _ *apitest.Log) {
 		r.Record(v1.EventTypeNormal, "NodeReady", "m")
 		synctest.Wait()
 		r.cfg.Node = func(context.Context) (metav1.OwnerReference, error) {
-			return metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: nodeName, UID: "uid-2"}, nil
+			return metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: apitest.NodeName, UID: "uid-2"}, nil
 		}
 		time.Sleep(time.Second)
 		r.Record(v1.EventTypeNormal, "NodeReady", "m")
@@ -169,7 +171,7 @@ func TestRecorderOtherNode(t *testing.T) {
 		for _, name := range api.order {
 			uids = append(uids, api.events[name].InvolvedObject.UID)
 		}
-		diff(t, "uids", []types.UID{"uid-1", "uid-2"}, uids)
+		apitest.Diff(t, "uids", []types.UID{"uid-1", "uid-2"}, uids)
 	})
 }
 
@@ -181,8 +183,8 @@ func TestRecorderOutage(t *testing.T) {
 		"lost answer":        {func(api *fakeEvents, err error) { api.lose = err }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			recording(t, func(r *Recorder, api *fakeEvents, logs *logLines) {
-				api.set(func() { c.fail(api, errDown) })
+			recording(t, func(r *Recorder, api *fakeEvents, logs *apitest.Log) {
+				api.set(func() { c.fail(api, apitest.ErrDown) })
 				at := time.Now()
 				r.Record(v1.EventTypeNormal, "NodeReady", "m")
 				time.Sleep(10 * time.Minute)
@@ -190,12 +192,12 @@ func TestRecorderOutage(t *testing.T) {
 				api.set(func() { c.fail(api, nil) })
 				time.Sleep(2 * time.Minute)
 				synctest.Wait()
-				diff(t, "events", []string{"1x NodeReady: m", "1x NodeNotReady: m"}, api.texts())
-				diff(t, "when it happened", at.UTC(), api.events[api.order[0]].FirstTimestamp.UTC())
+				apitest.Diff(t, "events", []string{"1x NodeReady: m", "1x NodeNotReady: m"}, api.texts())
+				apitest.Diff(t, "when it happened", at.UTC(), api.events[api.order[0]].FirstTimestamp.UTC())
 				if api.calls > 20 {
 					t.Errorf("%d calls in 12 minutes", api.calls)
 				}
-				if got := logs.with("not posted"); len(got) > 1 {
+				if got := logs.With("not posted"); len(got) > 1 {
 					t.Errorf("logged %d times: %q", len(got), got)
 				}
 			})
@@ -205,8 +207,8 @@ func TestRecorderOutage(t *testing.T) {
 
 // No queue without an end, and nobody who records waits.
 func TestRecorderFullQueue(t *testing.T) {
-	recording(t, func(r *Recorder, api *fakeEvents, _ *logLines) {
-		api.set(func() { api.fail = errDown })
+	recording(t, func(r *Recorder, api *fakeEvents, _ *apitest.Log) {
+		api.set(func() { api.fail = apitest.ErrDown })
 		for i := range 1000 {
 			r.Record(v1.EventTypeNormal, fmt.Sprint("Reason", i), "m")
 		}
@@ -221,35 +223,35 @@ func TestRecorderFullQueue(t *testing.T) {
 
 // An Event that the API server will never take must not hold up the others.
 func TestRecorderRefused(t *testing.T) {
-	recording(t, func(r *Recorder, api *fakeEvents, logs *logLines) {
+	recording(t, func(r *Recorder, api *fakeEvents, logs *apitest.Log) {
 		api.set(func() { api.fail = apierrors.NewForbidden(eventResource, "", errors.New("no create of events")) })
 		for range 3 {
 			r.Record(v1.EventTypeNormal, "NodeReady", "m")
 			time.Sleep(time.Second)
 		}
 		synctest.Wait()
-		diff(t, "calls", 3, api.calls)
-		if got := logs.with("no create of events"); len(got) != 1 {
+		apitest.Diff(t, "calls", 3, api.calls)
+		if got := logs.With("no create of events"); len(got) != 1 {
 			t.Errorf("logged %q, want one line that says what is not allowed", got)
 		}
 		api.set(func() { api.fail = nil })
 		r.Record(v1.EventTypeNormal, "NodeReady", "m")
 		synctest.Wait()
-		diff(t, "events", []string{"1x NodeReady: m"}, api.texts())
+		apitest.Diff(t, "events", []string{"1x NodeReady: m"}, api.texts())
 	})
 }
 
 // Who may create Events and not patch them creates each anew, and says so once.
 func TestRecorderMayNotPatch(t *testing.T) {
-	recording(t, func(r *Recorder, api *fakeEvents, logs *logLines) {
+	recording(t, func(r *Recorder, api *fakeEvents, logs *apitest.Log) {
 		api.set(func() { api.keep = apierrors.NewForbidden(eventResource, "", errors.New("no patch of events")) })
 		for range 3 {
 			r.Record(v1.EventTypeNormal, "NodeReady", "m")
 			time.Sleep(time.Second)
 		}
 		synctest.Wait()
-		diff(t, "events", []string{"1x NodeReady: m", "1x NodeReady: m", "1x NodeReady: m"}, api.texts())
-		if got := logs.with("level"); len(got) != 1 || !strings.Contains(got[0], "no patch of events") {
+		apitest.Diff(t, "events", []string{"1x NodeReady: m", "1x NodeReady: m", "1x NodeReady: m"}, api.texts())
+		if got := logs.With("level"); len(got) != 1 || !strings.Contains(got[0], "no patch of events") {
 			t.Errorf("logged %q, want one line that says what is not allowed", got)
 		}
 	})

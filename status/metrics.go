@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promauto"
 )
 
-// metrics is what writing to the API server costs.
+// metrics count what writing to the API server costs.
 type metrics struct {
 	patches       *prometheus.CounterVec
 	bytes         *prometheus.CounterVec
@@ -38,7 +38,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}),
 		held: auto.NewCounter(prometheus.CounterOpts{
 			Name: "nodeprobe_status_held_patches_total",
-			Help: "Posts that had to wait because others were made just before.",
+			Help: "Posts that had to wait because of earlier ones.",
 		}),
 		registrations: auto.NewCounterVec(prometheus.CounterOpts{
 			Name: "nodeprobe_status_registrations_total",
@@ -46,7 +46,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}, []string{"outcome"}),
 		deleted: auto.NewGauge(prometheus.GaugeOpts{
 			Name: "nodeprobe_status_node_deleted",
-			Help: "Whether the Node was deleted since it was registered, and no other has taken its place: nodeprobe does not register it again until it is restarted.",
+			Help: "Whether the Node was deleted after registration and has not been created again by others: nodeprobe does not register it again before a restart.",
 		}),
 		watchErrors: auto.NewCounter(prometheus.CounterOpts{
 			Name: "nodeprobe_status_watch_errors_total",
@@ -61,7 +61,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 			Help: "How often an unchanged status is posted; 0 is never.",
 		}),
 	}
-	// Series that are there from the start make a rate of the first event.
+	// A rate of the first event needs the series from the start.
 	for _, outcome := range []string{"created", "adopted", "lost", "error"} {
 		m.registrations.WithLabelValues(outcome)
 	}
@@ -86,7 +86,7 @@ func (m *metrics) patched(reason string, bytes int, took time.Duration, err erro
 	m.patches.WithLabelValues(reason, result).Inc()
 }
 
-// recorderMetrics is what becomes of Events.
+// recorderMetrics count what becomes of Events.
 type recorderMetrics struct {
 	posted  prometheus.Counter
 	dropped *prometheus.CounterVec
@@ -101,7 +101,7 @@ func newRecorderMetrics(reg prometheus.Registerer) recorderMetrics {
 		}),
 		dropped: auto.NewCounterVec(prometheus.CounterOpts{
 			Name: "nodeprobe_events_dropped_total",
-			Help: "Kubernetes Events that were not posted: too many of a reason (rate), too many waiting (queue), or refused by the API server (refused).",
+			Help: "Kubernetes Events that were not posted: too many of a reason (rate), too many queued (queue), or refused by the API server (refused).",
 		}, []string{"why"}),
 	}
 	for _, why := range []string{"rate", "queue", "refused"} {

@@ -8,8 +8,9 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	v1 "k8s.io/api/core/v1"
 
-	"github.com/nodeprobe/nodeprobe/probe/pressure"
+	"github.com/nodeprobe/nodeprobe/status/internal/apitest"
 )
 
 // gather returns every series but the histogram's buckets, without the prefix
@@ -53,16 +54,16 @@ func TestMetrics(t *testing.T) {
 		check := func(when string) {
 			t.Helper()
 			synctest.Wait()
-			for _, c := range s.api.take() {
-				if c.verb == "PATCH" {
+			for _, c := range s.api.Take() {
+				if c.Verb == "PATCH" {
 					reason := "patch_bytes_total period"
-					if strings.Contains(c.body, `"reason"`) {
+					if strings.Contains(c.Body, `"reason"`) {
 						reason = "patch_bytes_total changed"
 					}
-					want[reason] += float64(len(c.body))
+					want[reason] += float64(len(c.Body))
 				}
 			}
-			diff(t, when, want, gather(t, registry))
+			apitest.Diff(t, when, want, gather(t, registry))
 		}
 		s.play(cfg, func() {
 			check("before anything is done")
@@ -71,46 +72,46 @@ func TestMetrics(t *testing.T) {
 			want["registrations_total created"] = 1
 			want["patches_total period success"] = 1
 			want["patch_duration_seconds"] = 1
-			want["last_patch_timestamp_seconds"] = float64(epoch.UnixMilli()+100) / 1e3
+			want["last_patch_timestamp_seconds"] = float64(apitest.Epoch.UnixMilli()+100) / 1e3
 			check("registered")
 
-			s.judge(pressure.MemoryPressure, true)
+			s.judge(v1.NodeMemoryPressure, true)
 			synctest.Wait()
-			s.judge(pressure.MemoryPressure, false)
+			s.judge(v1.NodeMemoryPressure, false)
 			s.sleep(100 * time.Millisecond)
-			s.judge(pressure.DiskPressure, true)
+			s.judge(v1.NodeDiskPressure, true)
 			want["patches_total changed success"] = 1
 			want["patch_duration_seconds"] = 2
 			want["held_patches_total"] = 1
-			want["last_patch_timestamp_seconds"] = float64(epoch.Unix() + 5)
+			want["last_patch_timestamp_seconds"] = float64(apitest.Epoch.Unix() + 5)
 			check("changed")
 
-			s.api.refuse("PATCH", errServer)
+			s.api.Refuse("PATCH", apitest.ErrServer)
 			s.sleep(time.Second)
 			want["patches_total changed error"] = updateAttempts
 			want["patch_duration_seconds"] += updateAttempts
 			check("refused")
 
-			s.api.remove()
-			s.api.cutWatches(&errServer.ErrStatus)
+			s.api.Remove()
+			s.api.CutWatches(&apitest.ErrServer.ErrStatus)
 			s.sleep(time.Minute)
 			want["registrations_total lost"] = 1
 			want["node_deleted"] = 1
 			want["watch_errors_total"] = 0 // the end of the Node came first
 			check("deleted")
 
-			s.api.put(adopted)
-			s.api.refuse("GET", errServer)
+			s.api.Put(adopted)
+			s.api.Refuse("GET", apitest.ErrServer)
 			s.sleep(7 * time.Second)
-			s.api.refuse("", nil)
+			s.api.Refuse("", nil)
 			s.sleep(7 * time.Second)
 			got := gather(t, registry)
 			for name, want := range map[string]float64{"registrations_total adopted": 1, "registrations_total error": 1, "node_deleted": 0} {
-				diff(t, name, want, got[name])
+				apitest.Diff(t, name, want, got[name])
 			}
-			s.api.cutWatches(&errServer.ErrStatus)
+			s.api.CutWatches(&apitest.ErrServer.ErrStatus)
 			synctest.Wait()
-			diff(t, "watch errors", 1., gather(t, registry)["watch_errors_total"])
+			apitest.Diff(t, "watch errors", 1., gather(t, registry)["watch_errors_total"])
 		})
 	})
 }
@@ -123,17 +124,16 @@ func TestReportPeriod(t *testing.T) {
 		want float64
 	}{
 		{"on change only", func(c *Config) { c.ReportFrequency = 0 }, 0},
-		{"nothing is written", func(c *Config) { c.ReadOnly = true }, 0},
-		{"conditions of our own", func(*Config) {}, 300},
+		{"nothing is written", func(c *Config) { c.Content = Follow{} }, 0},
+		{"conditions of our own", func(c *Config) { c.Content, c.Spread = NewConditions(""), true }, 300},
 	} {
 		registry := prometheus.NewPedanticRegistry()
 		cfg := newScene(t).config()
-		cfg.Augment = func() []pressure.Finding { return nil }
 		cfg.Registerer = registry
 		test.set(&cfg)
 		if _, err := New(cfg); err != nil {
 			t.Fatal(err)
 		}
-		diff(t, test.name, test.want, gather(t, registry)["report_period_seconds"])
+		apitest.Diff(t, test.name, test.want, gather(t, registry)["report_period_seconds"])
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"testing"
 	"testing/synctest"
+
+	"github.com/nodeprobe/nodeprobe/status/internal/apitest"
 )
 
 // One fault that shows in two errors by turns is logged twice and not for ever;
@@ -13,23 +15,23 @@ func TestNoted(t *testing.T) {
 	reset, eof := errors.New("connection reset"), errors.New("unexpected EOF")
 	n := noted{}
 	for i, step := range []struct {
-		err  error
-		news bool
+		err     error
+		changed bool
 	}{
 		{nil, false}, {reset, true}, {eof, true}, {reset, false}, {eof, false}, {nil, true}, {nil, false}, {reset, true},
 	} {
-		if got := n.news(step.err); got != step.news {
-			t.Errorf("step %d, %v: news is %v", i, step.err, got)
+		if got := n.changed(step.err); got != step.changed {
+			t.Errorf("step %d, %v: changed is %v", i, step.err, got)
 		}
 	}
-	told := 0
+	count := 0
 	for i := range 1000 {
-		if n.news(fmt.Errorf("request %d failed", i)) {
-			told++
+		if n.changed(fmt.Errorf("request %d failed", i)) {
+			count++
 		}
 	}
-	if told > 32 {
-		t.Errorf("%d texts that never repeat were logged", told)
+	if count > 32 {
+		t.Errorf("%d texts that never repeat were logged", count)
 	}
 }
 
@@ -40,8 +42,8 @@ func TestOwnerWaitsForRegistration(t *testing.T) {
 		s := newScene(t)
 		s.play(s.config(), func() {
 			owner, err := s.Owner(t.Context())
-			diff(t, "error", nil, err)
-			diff(t, "owner", "uid-1", string(owner.UID))
+			apitest.Diff(t, "error", nil, err)
+			apitest.Diff(t, "owner", "uid-1", string(owner.UID))
 		})
 	})
 }

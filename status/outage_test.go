@@ -11,7 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	"github.com/nodeprobe/nodeprobe/probe/pressure"
+	"github.com/nodeprobe/nodeprobe/status/internal/apitest"
 )
 
 // Whatever goes wrong once, the Node is read and posted at once.
@@ -22,13 +22,13 @@ func TestRetry(t *testing.T) {
 		lost bool // the write is done, and its answer is lost
 		want string
 	}{
-		{"down", errDown, false, "PATCH GET PATCH"},
-		{"too many requests", errTooMany, false, "PATCH GET PATCH"},
-		{"conflict", errConflict, false, "PATCH GET PATCH"},
-		{"internal error", errServer, false, "PATCH GET PATCH"},
-		{"forbidden", errForbidden, false, "PATCH GET PATCH"},
-		{"closed before the answer", errCut, false, "PATCH GET PATCH"},
-		{"answer is lost: nothing is left to do", errCut, true, "PATCH GET"},
+		{"down", apitest.ErrDown, false, "PATCH GET PATCH"},
+		{"too many requests", apitest.ErrTooMany, false, "PATCH GET PATCH"},
+		{"conflict", apitest.ErrConflict, false, "PATCH GET PATCH"},
+		{"internal error", apitest.ErrServer, false, "PATCH GET PATCH"},
+		{"forbidden", apitest.ErrForbidden, false, "PATCH GET PATCH"},
+		{"closed before the answer", apitest.ErrCut, false, "PATCH GET PATCH"},
+		{"answer is lost: nothing is left to do", apitest.ErrCut, true, "PATCH GET"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -38,23 +38,23 @@ func TestRetry(t *testing.T) {
 						if verb != "PATCH" {
 							return nil
 						}
-						s.api.fail, s.api.lose = nil, nil
+						s.api.Fail, s.api.Lose = nil, nil
 						return test.err
 					}
-					s.api.edit(func() {
+					s.api.Edit(func() {
 						if test.lost {
-							s.api.lose = once
+							s.api.Lose = once
 						} else {
-							s.api.fail = once
+							s.api.Fail = once
 						}
 					})
-					s.judge(pressure.MemoryPressure, true)
-					s.api.took(t, "change", test.want)
-					diff(t, "posted", v1.ConditionTrue, s.condition("MemoryPressure").Status)
-					diff(t, "ready", nil, s.Ready())
-					diff(t, "logs", []string(nil), s.logs.with("ERROR"))
+					s.judge(v1.NodeMemoryPressure, true)
+					s.api.Took(t, "change", test.want)
+					apitest.Diff(t, "posted", v1.ConditionTrue, s.condition("MemoryPressure").Status)
+					apitest.Diff(t, "ready", nil, s.Ready())
+					apitest.Diff(t, "logs", []string(nil), s.logs.With("ERROR"))
 					s.sleep(time.Minute)
-					s.api.took(t, "afterwards", "")
+					s.api.Took(t, "afterwards", "")
 				})
 			})
 		})
@@ -75,23 +75,23 @@ func TestRetryAfter(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newScene(t)
 				s.steady(s.config(), func() {
-					s.api.refuse("PATCH", apierrors.NewTooManyRequests("slow down", test.seconds))
-					s.judge(pressure.MemoryPressure, true)
+					s.api.Refuse("PATCH", apierrors.NewTooManyRequests("slow down", test.seconds))
+					s.judge(v1.NodeMemoryPressure, true)
 					for i := range test.seconds {
 						s.sleep(time.Second - time.Nanosecond)
-						s.judge(pressure.DiskPressure, i%2 == 0)
-						diff(t, "ready", test.ready, errorText(s.Ready()))
+						s.judge(v1.NodeDiskPressure, i%2 == 0)
+						apitest.Diff(t, "ready", test.ready, apitest.ErrorText(s.Ready()))
 					}
 					s.Recheck()
 					if test.ready != "" && s.Post(t.Context()) == nil {
 						t.Error("the last word is posted nevertheless")
 					}
 					synctest.Wait()
-					s.api.took(t, "meanwhile", "PATCH")
-					s.api.refuse("", nil)
+					s.api.Took(t, "meanwhile", "PATCH")
+					s.api.Refuse("", nil)
 					s.sleep(time.Second)
-					s.api.took(t, "afterwards", "GET PATCH")
-					diff(t, "ready", nil, s.Ready())
+					s.api.Took(t, "afterwards", "GET PATCH")
+					apitest.Diff(t, "ready", nil, s.Ready())
 				})
 			})
 		})
@@ -102,13 +102,13 @@ func TestRetryAfter(t *testing.T) {
 func TestRetryAfterAtRegistration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)
-		s.api.refuse("POST", apierrors.NewTooManyRequests("slow down", 1e6))
+		s.api.Refuse("POST", apierrors.NewTooManyRequests("slow down", 1e6))
 		s.play(s.config(), func() {
 			s.sleep(time.Minute)
-			s.api.took(t, "start", "POST")
-			s.api.refuse("", nil)
+			s.api.Took(t, "start", "POST")
+			s.api.Refuse("", nil)
 			s.sleep(time.Second)
-			s.api.took(t, "afterwards", "POST PATCH")
+			s.api.Took(t, "afterwards", "POST PATCH")
 		})
 	})
 }
@@ -122,15 +122,15 @@ func TestHangingServer(t *testing.T) {
 		cfg := s.config()
 		cfg.Timeout = 2 * time.Second
 		s.steady(cfg, func() {
-			s.api.edit(func() { s.api.hang = "PATCH GET" })
-			s.judge(pressure.MemoryPressure, true)
+			s.api.Edit(func() { s.api.Hang = "PATCH GET" })
+			s.judge(v1.NodeMemoryPressure, true)
 			s.sleep(5 * cfg.Timeout)
-			s.api.took(t, "a pass", "PATCH GET FAILURE GET FAILURE GET FAILURE GET FAILURE")
-			diff(t, "ready", "update node status exceeds retry count: get node node-1: context deadline exceeded", errorText(s.Ready()))
-			s.api.edit(func() { s.api.hang = "" })
+			s.api.Took(t, "a pass", "PATCH GET FAILURE GET FAILURE GET FAILURE GET FAILURE")
+			apitest.Diff(t, "ready", "update node status exceeds retry count: get node node-1: context deadline exceeded", apitest.ErrorText(s.Ready()))
+			s.api.Edit(func() { s.api.Hang = "" })
 			s.sleep(cfg.UpdateFrequency)
-			s.api.took(t, "well again", "GET PATCH")
-			diff(t, "ready", nil, s.Ready())
+			s.api.Took(t, "well again", "GET PATCH")
+			apitest.Diff(t, "ready", nil, s.Ready())
 		})
 	})
 }
@@ -142,40 +142,40 @@ func TestOutage(t *testing.T) {
 		s := newScene(t)
 		s.steady(s.config(), func() {
 			s.sleep(time.Minute)
-			s.logs.with()
-			s.api.refuse("GET PATCH WATCH", errDown)
-			s.api.cutWatches(nil)
+			s.logs.With()
+			s.api.Refuse("GET PATCH WATCH", apitest.ErrDown)
+			s.api.CutWatches(nil)
 			s.sleep(29 * time.Second) // to 1:30
-			s.judge(pressure.MemoryPressure, true)
+			s.judge(v1.NodeMemoryPressure, true)
 			s.sleep(30 * time.Second)
-			s.judge(pressure.DiskPressure, true)
+			s.judge(v1.NodeDiskPressure, true)
 			s.sleep(time.Minute)
-			s.judge(pressure.DiskPressure, false) // came and went
+			s.judge(v1.NodeDiskPressure, false) // came and went
 			s.sleep(time.Minute)
-			s.judge(pressure.PIDPressure, true)
+			s.judge(v1.NodePIDPressure, true)
 			s.sleep(10 * time.Second)
 			s.vouch(errors.New("the sampler is stuck"))
 			s.sleep(7*time.Minute - 10*time.Second)
 			if s.Ready() == nil {
 				t.Error("ready during an outage")
 			}
-			for _, c := range s.api.take() {
-				if c.verb == "POST" {
+			for _, c := range s.api.Take() {
+				if c.Verb == "POST" {
 					t.Error("an outage is no reason to register again")
 				}
 			}
-			diff(t, "logs of the outage", []string{
+			apitest.Diff(t, "logs of the outage", []string{
 				`level=ERROR msg="node status is not posted" node=node-1 err="update node status exceeds retry count: get node node-1: dial tcp: connection refused"`,
-			}, s.logs.with("posted"))
+			}, s.logs.With("posted"))
 
-			s.api.refuse("", nil)
+			s.api.Refuse("", nil)
 			s.sleep(time.Minute)
-			calls := s.api.take()
-			if verbs(calls) != "GET PATCH" {
-				t.Errorf("calls %q after the outage, want one patch", verbs(calls))
+			calls := s.api.Take()
+			if apitest.Verbs(calls) != "GET PATCH" {
+				t.Errorf("calls %q after the outage, want one patch", apitest.Verbs(calls))
 			}
-			diff(t, "ready", nil, s.Ready())
-			diff(t, "logs", []string{`level=INFO msg="node status is posted" node=node-1`}, s.logs.with("posted"))
+			apitest.Diff(t, "ready", nil, s.Ready())
+			apitest.Diff(t, "logs", []string{`level=INFO msg="node status is posted" node=node-1`}, s.logs.With("posted"))
 			for kind, want := range map[v1.NodeConditionType]struct {
 				status v1.ConditionStatus
 				since  int
@@ -184,8 +184,8 @@ func TestOutage(t *testing.T) {
 				if kind == "DiskPressure" {
 					want.since = 0 // as far as the API server is concerned nothing happened
 				}
-				if c.Status != want.status || !c.LastTransitionTime.Equal(new(at(want.since))) {
-					t.Errorf("%s is %s since %v, want %s since %v", kind, c.Status, c.LastTransitionTime, want.status, at(want.since))
+				if c.Status != want.status || !c.LastTransitionTime.Equal(new(apitest.At(want.since))) {
+					t.Errorf("%s is %s since %v, want %s since %v", kind, c.Status, c.LastTransitionTime, want.status, apitest.At(want.since))
 				}
 			}
 		})
@@ -198,13 +198,13 @@ func TestOutageIsPaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)
 		s.steady(s.config(), func() {
-			s.api.refuse("PATCH", errTooMany)
+			s.api.Refuse("PATCH", apitest.ErrTooMany)
 			const minutes = 10
 			for i := range minutes * 60 * 10 {
-				s.judge(pressure.MemoryPressure, i%2 == 0)
+				s.judge(v1.NodeMemoryPressure, i%2 == 0)
 				s.sleep(100 * time.Millisecond)
 			}
-			patches := strings.Count(verbs(s.api.take()), "PATCH")
+			patches := strings.Count(apitest.Verbs(s.api.Take()), "PATCH")
 			// The burst, the tokens that come, and one post for the report period's
 			// sake, which takes none.
 			if most := updateAttempts * (3 + 6*minutes + 1); patches > most {
@@ -222,22 +222,22 @@ func TestOutageIsPaced(t *testing.T) {
 func TestLostAnswerIsMended(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)
-		s.api.refuse("WATCH", errForbidden)
+		s.api.Refuse("WATCH", apitest.ErrForbidden)
 		s.steady(s.config(), func() {
-			s.api.edit(func() {
-				s.api.lose = func(verb string) error {
-					s.api.fail = func(verb string) error { return errDown }
-					return errCut
+			s.api.Edit(func() {
+				s.api.Lose = func(verb string) error {
+					s.api.Fail = func(verb string) error { return apitest.ErrDown }
+					return apitest.ErrCut
 				}
 			})
-			s.judge(pressure.MemoryPressure, true)
+			s.judge(v1.NodeMemoryPressure, true)
 			s.sleep(time.Second)
-			diff(t, "posted", v1.ConditionTrue, s.condition("MemoryPressure").Status)
-			s.judge(pressure.MemoryPressure, false)
-			s.api.edit(func() { s.api.lose = nil })
-			s.api.refuse("WATCH", errForbidden)
+			apitest.Diff(t, "posted", v1.ConditionTrue, s.condition("MemoryPressure").Status)
+			s.judge(v1.NodeMemoryPressure, false)
+			s.api.Edit(func() { s.api.Lose = nil })
+			s.api.Refuse("WATCH", apitest.ErrForbidden)
 			s.sleep(20 * time.Second)
-			diff(t, "mended", v1.ConditionFalse, s.condition("MemoryPressure").Status)
+			apitest.Diff(t, "mended", v1.ConditionFalse, s.condition("MemoryPressure").Status)
 		})
 	})
 }
@@ -247,18 +247,17 @@ func TestLostAnswerIsMended(t *testing.T) {
 func TestRegistrationCircle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)
-		s.api.edit(func() {
-			s.api.fail = func(verb string) error {
+		s.api.Edit(func() {
+			s.api.Fail = func(verb string) error {
 				if verb == "PATCH" {
-					_, err := (&fakeAPI{}).stored(nodeName)
-					return err
+					return apierrors.NewNotFound(v1.Resource("nodes"), apitest.NodeName)
 				}
 				return nil
 			}
 		})
 		s.play(s.config(), func() {
 			s.sleep(10 * time.Minute)
-			if n := strings.Count(verbs(s.api.take()), "PATCH"); n > 100 {
+			if n := strings.Count(apitest.Verbs(s.api.Take()), "PATCH"); n > 100 {
 				t.Errorf("%d attempts in 10 minutes", n)
 			}
 		})

@@ -1,6 +1,7 @@
 package status
 
 import (
+	"hash/fnv"
 	"math"
 	"time"
 )
@@ -10,8 +11,8 @@ import (
 // next such post comes at a random time between half and one and a half periods
 // later, so that nodes which changed together do not post together for ever.
 //
-// Where a phase is given, those posts come when so much of a period is over by the
-// wall clock, whatever happens in between. A period of 0 means none.
+// With a phase, those posts come that long after the start of a period by the wall
+// clock, whatever happens in between. A period of 0 is never.
 type reporter struct {
 	period time.Duration
 	phased bool
@@ -20,10 +21,10 @@ type reporter struct {
 	delay  time.Duration
 }
 
-// due says whether the period is over.
+// due reports whether the period is over.
 func (r *reporter) due(now time.Time) bool { return r.left(now) <= 0 }
 
-// left is the time until the period is over.
+// left returns the time until the period is over.
 func (r *reporter) left(now time.Time) time.Duration {
 	switch {
 	case r.last.IsZero():
@@ -41,13 +42,23 @@ func (r *reporter) left(now time.Time) time.Duration {
 	return r.period + r.delay - now.Sub(r.last)
 }
 
-// posted notes a post; random is from 0 up to 1.
+// posted records a post; random is from 0 up to 1.
 func (r *reporter) posted(now time.Time, changed bool, random float64) {
 	r.delay = 0
 	if changed || r.last.IsZero() {
 		r.delay = time.Duration(float64(r.period) * (random - 0.5))
 	}
 	r.last = now
+}
+
+// phaseOf returns when in a period a node posts: nodes are spread evenly by name.
+func phaseOf(nodeName string, period time.Duration) time.Duration {
+	h := fnv.New64a()
+	h.Write([]byte(nodeName))
+	// FNV's last bytes of short names that differ in their last letter are close
+	// together; multiplying spreads them.
+	spread := h.Sum64() * 0x9e3779b97f4a7c15
+	return time.Duration(float64(spread>>11) / (1 << 53) * float64(period))
 }
 
 // pacer bounds how fast changes are posted, however fast they come: the first
@@ -67,7 +78,7 @@ func newPacer() pacer {
 	return pacer{fold: 500 * time.Millisecond, burst: 3, refill: 10 * time.Second}
 }
 
-// wait is how long a change must still wait at now; 0 means that it may go out.
+// wait returns how long a change must still wait at now; 0 means that it may go out.
 func (p *pacer) wait(now time.Time) time.Duration {
 	if p.last.IsZero() {
 		return 0

@@ -4,6 +4,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"time"
+
+	"github.com/nodeprobe/nodeprobe/status/internal/apitest"
 )
 
 // The cases are those of the kubelet's TestIsUpdateStatusPeriodExpired.
@@ -24,9 +26,9 @@ func TestReporterDue(t *testing.T) {
 	} {
 		r := reporter{period: 5 * time.Minute, delay: test.delay}
 		if test.ago > 0 {
-			r.last = epoch.Add(-test.ago)
+			r.last = apitest.Epoch.Add(-test.ago)
 		}
-		if got := r.due(epoch); got != test.want {
+		if got := r.due(apitest.Epoch); got != test.want {
 			t.Errorf("%s: %t, want %t", test.name, got, test.want)
 		}
 	}
@@ -35,7 +37,7 @@ func TestReporterDue(t *testing.T) {
 func TestReporterDelay(t *testing.T) {
 	const period = 5 * time.Minute
 	r := reporter{period: period}
-	now := epoch
+	now := apitest.Epoch
 	for _, step := range []struct {
 		name    string
 		changed bool
@@ -49,7 +51,7 @@ func TestReporterDelay(t *testing.T) {
 		{"unchanged", false, 0.9, period},
 	} {
 		r.posted(now, step.changed, step.random)
-		diff(t, step.name, step.want, r.left(now))
+		apitest.Diff(t, step.name, step.want, r.left(now))
 		now = now.Add(r.left(now))
 		if !r.due(now) || r.due(now.Add(-1)) {
 			t.Errorf("%s: not due exactly when nothing is left", step.name)
@@ -66,7 +68,7 @@ func TestReporterDelay(t *testing.T) {
 func TestPacer(t *testing.T) {
 	const fold, refill = 500 * time.Millisecond, 10 * time.Second
 	p := newPacer()
-	now := epoch
+	now := apitest.Epoch
 	for _, step := range []struct {
 		name  string
 		after time.Duration // since the last post
@@ -86,14 +88,14 @@ func TestPacer(t *testing.T) {
 	} {
 		at := now.Add(step.after)
 		wait := p.wait(at)
-		diff(t, step.name, step.want, wait)
+		apitest.Diff(t, step.name, step.want, wait)
 		if wait == 0 {
 			p.post(at)
 			now = at
 		}
 	}
 	p.post(now.Add(time.Hour))
-	diff(t, "no more than the burst is saved up", 2, p.tokens)
+	apitest.Diff(t, "no more than the burst is saved up", 2, p.tokens)
 }
 
 // FuzzPacer checks the promises for changes that come at any times: never more
@@ -105,7 +107,7 @@ func FuzzPacer(f *testing.F) {
 	f.Add([]byte{9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9})
 	f.Fuzz(func(t *testing.T, gaps []byte) {
 		p := newPacer()
-		now := epoch
+		now := apitest.Epoch
 		var posts []time.Time
 		for _, gap := range gaps {
 			// From 0 to more than a minute, with many short ones.

@@ -11,6 +11,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/nodeprobe/nodeprobe/status/internal/apitest"
 )
 
 // dice draws small numbers from fuzz input, and zeros after its end.
@@ -36,7 +38,7 @@ func randomNode(d *dice) *v1.Node {
 	node.Annotations = randomMap(d)
 	s := &node.Status
 	s.Conditions = nil
-	foreign := v1.NodeCondition{Type: "Foreign", Status: "True", Reason: "F", Message: foreignSecret, LastHeartbeatTime: at(1), LastTransitionTime: at(1)}
+	foreign := v1.NodeCondition{Type: "Foreign", Status: "True", Reason: "F", Message: foreignSecret, LastHeartbeatTime: apitest.At(1), LastTransitionTime: apitest.At(1)}
 	place := d.roll(5)
 	for i, kind := range []v1.NodeConditionType{"MemoryPressure", "DiskPressure", "PIDPressure", "Ready"} {
 		if i == place {
@@ -47,7 +49,7 @@ func randomNode(d *dice) *v1.Node {
 		}
 		s.Conditions = append(s.Conditions, v1.NodeCondition{
 			Type: kind, Status: []v1.ConditionStatus{"True", "False", "Unknown"}[d.roll(3)], Reason: []string{"", "r", "<q>"}[d.roll(3)],
-			Message: []string{"", "m"}[d.roll(2)], LastHeartbeatTime: at(d.roll(3)), LastTransitionTime: at(d.roll(3)),
+			Message: []string{"", "m"}[d.roll(2)], LastHeartbeatTime: apitest.At(d.roll(3)), LastTransitionTime: apitest.At(d.roll(3)),
 		})
 	}
 	if place == 4 {
@@ -128,7 +130,7 @@ func checkPatch(t *testing.T, a, b []byte) {
 	if bytes.Contains(patch, []byte(foreignSecret)) {
 		t.Errorf("patch repeats a foreign condition:\n%s", patch)
 	}
-	patched, err := applyPatch(old, patch)
+	patched, err := apitest.ApplyPatch(old, patch)
 	if err != nil {
 		t.Fatalf("%v in\n%s", err, patch)
 	}
@@ -136,7 +138,7 @@ func checkPatch(t *testing.T, a, b []byte) {
 	want.Labels, want.Annotations, want.Status = next.Labels, next.Annotations, next.Status
 	if !sameButForOrder(want, patched) {
 		t.Errorf("patch\n%s", patch)
-		diff(t, "patched", want, patched, sameTimes())
+		apitest.Diff(t, "patched", want, patched, apitest.SameTimes())
 	}
 	if (string(patch) == `{}`) != sameButForOrder(old, want) {
 		t.Errorf("empty although there is something to change, or the other way round: %s", patch)

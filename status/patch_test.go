@@ -8,25 +8,27 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeprobe/nodeprobe/status/internal/apitest"
 )
 
 // postedNode is a Node as the API server has it after some time.
 func postedNode() *v1.Node {
 	cond := func(kind v1.NodeConditionType, status v1.ConditionStatus, reason, message string) v1.NodeCondition {
-		return v1.NodeCondition{Type: kind, Status: status, Reason: reason, Message: message, LastHeartbeatTime: at(10), LastTransitionTime: at(0)}
+		return v1.NodeCondition{Type: kind, Status: status, Reason: reason, Message: message, LastHeartbeatTime: apitest.At(10), LastTransitionTime: apitest.At(0)}
 	}
-	swap := gib
+	swap := int64(1 << 30)
 	return &v1.Node{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: nodeName, UID: "uid-1", ResourceVersion: "41", Generation: 3, CreationTimestamp: at(0),
+			Name: apitest.NodeName, UID: "uid-1", ResourceVersion: "41", Generation: 3, CreationTimestamp: apitest.At(0),
 			Labels:      map[string]string{v1.LabelOSStable: "linux", "team": "<&>"},
 			Annotations: map[string]string{"a": "b"}, Finalizers: []string{"example.com/f"},
 			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "x", FieldsV1: metav1.NewFieldsV1(`{"f:a":{}}`)}},
 		},
 		Spec: v1.NodeSpec{PodCIDR: "10.1.0.0/24", Taints: []v1.Taint{{Key: "k", Effect: v1.TaintEffectNoSchedule}}},
 		Status: v1.NodeStatus{
-			Capacity:    resources(map[string]string{"cpu": "4", "memory": "16384256Ki", "example.com/x": "1"}),
-			Allocatable: resources(map[string]string{"cpu": "4", "memory": "16384256Ki"}),
+			Capacity:    apitest.Resources(map[string]string{"cpu": "4", "memory": "16384256Ki", "example.com/x": "1"}),
+			Allocatable: apitest.Resources(map[string]string{"cpu": "4", "memory": "16384256Ki"}),
 			Conditions: []v1.NodeCondition{
 				cond("NetworkUnavailable", "False", "CalicoIsUp", "secret of the network"),
 				cond("MemoryPressure", "False", "KubeletHasSufficientMemory", "kubelet has sufficient memory available"),
@@ -34,7 +36,7 @@ func postedNode() *v1.Node {
 				cond("PIDPressure", "False", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
 				cond("Ready", "True", "KubeletReady", "kubelet is posting ready status"),
 			},
-			Addresses:       addresses("10.0.0.1", nodeName),
+			Addresses:       apitest.Addresses("10.0.0.1", apitest.NodeName),
 			NodeInfo:        v1.NodeSystemInfo{BootID: "boot", KernelVersion: "6.12.0", Swap: &v1.NodeSwapStatus{Capacity: &swap}},
 			Images:          []v1.ContainerImage{{Names: []string{"a@sha256:1"}, SizeBytes: 9007199254740993}, {Names: []string{"b"}}},
 			VolumesInUse:    []v1.UniqueVolumeName{"v1"},
@@ -46,7 +48,7 @@ func postedNode() *v1.Node {
 // heartbeat moves what moves in every patch: the heartbeats of our conditions.
 func heartbeat(node *v1.Node) {
 	for i := range node.Status.Conditions[1:] {
-		node.Status.Conditions[i+1].LastHeartbeatTime = at(20)
+		node.Status.Conditions[i+1].LastHeartbeatTime = apitest.At(20)
 	}
 }
 
@@ -72,7 +74,7 @@ func TestPatchGolden(t *testing.T) {
 				heartbeat(n)
 				c := &n.Status.Conditions[1]
 				c.Status, c.Reason, c.Message = "True", "KubeletHasInsufficientMemory", "kubelet has insufficient memory available"
-				c.LastTransitionTime = metav1.NewTime(at(17).Add(999_999_999)) // whole seconds on the wire
+				c.LastTransitionTime = metav1.NewTime(apitest.At(17).Add(999_999_999)) // whole seconds on the wire
 			},
 			`{"status":{` + orderAll + `,"conditions":[{"lastHeartbeatTime":"2000-01-01T00:00:20Z","lastTransitionTime":"2000-01-01T00:00:17Z",` +
 				`"message":"kubelet has insufficient memory available","reason":"KubeletHasInsufficientMemory","status":"True","type":"MemoryPressure"},` + diskBeat + `]}}`,
@@ -137,8 +139,8 @@ func TestPatchGolden(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			diff(t, "patch", test.want, string(patch))
-			diff(t, "the arguments are left alone", []*v1.Node{oldBefore, nextBefore}, []*v1.Node{old, next}, sameTimes())
+			apitest.Diff(t, "patch", test.want, string(patch))
+			apitest.Diff(t, "the arguments are left alone", []*v1.Node{oldBefore, nextBefore}, []*v1.Node{old, next}, apitest.SameTimes())
 		})
 	}
 }
@@ -146,22 +148,22 @@ func TestPatchGolden(t *testing.T) {
 func TestPatchOfNewStatus(t *testing.T) {
 	old := &v1.Node{}
 	next := &v1.Node{Status: v1.NodeStatus{
-		Conditions: []v1.NodeCondition{{Type: "Ready", Status: "True", LastHeartbeatTime: at(0), LastTransitionTime: at(0)}},
-		Addresses:  addresses("10.0.0.1", "10.0.0.2", nodeName),
+		Conditions: []v1.NodeCondition{{Type: "Ready", Status: "True", LastHeartbeatTime: apitest.At(0), LastTransitionTime: apitest.At(0)}},
+		Addresses:  apitest.Addresses("10.0.0.1", "10.0.0.2", apitest.NodeName),
 	}}
 	patch, err := Patch(old, next)
 	if err != nil {
 		t.Fatal(err)
 	}
-	diff(t, "patch", `{"status":{"addresses":[{"address":"10.0.0.1","type":"InternalIP"},{"address":"10.0.0.2","type":"InternalIP"},{"address":"node-1","type":"Hostname"}],`+
+	apitest.Diff(t, "patch", `{"status":{"addresses":[{"address":"10.0.0.1","type":"InternalIP"},{"address":"10.0.0.2","type":"InternalIP"},{"address":"node-1","type":"Hostname"}],`+
 		`"conditions":[{"lastHeartbeatTime":"2000-01-01T00:00:00Z","lastTransitionTime":"2000-01-01T00:00:00Z","status":"True","type":"Ready"}]}}`, string(patch))
 }
 
 // V14 and the kubelet's TestUpdateNodeAddresses: the API would merge addresses
 // of one type into one.
 func TestPatchAddresses(t *testing.T) {
-	one, two := addresses("10.0.0.1", nodeName), addresses("10.0.0.1", "10.0.0.2", nodeName)
-	three := addresses("10.0.0.1", "10.0.0.2", "10.0.0.3", nodeName)
+	one, two := apitest.Addresses("10.0.0.1", apitest.NodeName), apitest.Addresses("10.0.0.1", "10.0.0.2", apitest.NodeName)
+	three := apitest.Addresses("10.0.0.1", "10.0.0.2", "10.0.0.3", apitest.NodeName)
 	for _, test := range []struct {
 		name      string
 		old, next []v1.NodeAddress
@@ -178,11 +180,11 @@ func TestPatchAddresses(t *testing.T) {
 		},
 		{"two to one", two, one, `[{"address":"10.0.0.1","type":"InternalIP"},{"address":"node-1","type":"Hostname"},{"$patch":"replace"}]`},
 		{
-			"two others", two, addresses("10.0.0.3", "10.0.0.4", nodeName),
+			"two others", two, apitest.Addresses("10.0.0.3", "10.0.0.4", apitest.NodeName),
 			`[{"address":"10.0.0.3","type":"InternalIP"},{"address":"10.0.0.4","type":"InternalIP"},{"address":"node-1","type":"Hostname"},{"$patch":"replace"}]`,
 		},
 		{
-			"reversed", two, addresses("10.0.0.2", "10.0.0.1", nodeName),
+			"reversed", two, apitest.Addresses("10.0.0.2", "10.0.0.1", apitest.NodeName),
 			`[{"address":"10.0.0.2","type":"InternalIP"},{"address":"10.0.0.1","type":"InternalIP"},{"address":"node-1","type":"Hostname"},{"$patch":"replace"}]`,
 		},
 		{
@@ -202,13 +204,13 @@ func TestPatchAddresses(t *testing.T) {
 			if test.want != "" {
 				want = `{"status":{"addresses":` + test.want + `}}`
 			}
-			diff(t, "patch", want, string(patch))
-			patched, err := applyPatch(old, patch)
+			apitest.Diff(t, "patch", want, string(patch))
+			patched, err := apitest.ApplyPatch(old, patch)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if !apiequality.Semantic.DeepEqual(next, patched) {
-				diff(t, "patched", next, patched)
+				apitest.Diff(t, "patched", next, patched)
 			}
 		})
 	}
@@ -226,7 +228,7 @@ func TestPatchDuplicateConditions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	diff(t, "patch", `{"status":{"$setElementOrder/conditions":[{"type":"A"},{"type":"A"}],"conditions":[{"status":"False","type":"A"}]}}`, string(patch))
+	apitest.Diff(t, "patch", `{"status":{"$setElementOrder/conditions":[{"type":"A"},{"type":"A"}],"conditions":[{"status":"False","type":"A"}]}}`, string(patch))
 }
 
 func BenchmarkPatch(b *testing.B) {

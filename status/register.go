@@ -1,60 +1,15 @@
 package status
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"runtime"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
-
-// Registration is what a Node is created with, besides its status.
-type Registration struct {
-	// Labels are added to the default ones, and win over them.
-	Labels map[string]string
-	// Taints are set when the Node is created, and never after.
-	Taints []v1.Taint
-	// ProviderID goes into spec.providerID.
-	ProviderID string
-	// ControllerAttachDetach leaves attaching volumes to the controller.
-	ControllerAttachDetach bool
-}
-
-const (
-	attachDetachAnnotation = "volumes.kubernetes.io/controller-managed-attach-detach"
-	cloudTaint             = "node.cloudprovider.kubernetes.io/uninitialized"
-)
-
-// InitialNode returns the Node that would be created now, with its status. The
-// error tells which setters failed; the Node holds what the others set.
-func InitialNode(ctx context.Context, cfg *Config, facts *Facts, now time.Time) (*v1.Node, error) {
-	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{
-		Name: cfg.NodeName,
-		Labels: map[string]string{
-			v1.LabelHostname:          cfg.Addresses.Hostname,
-			v1.LabelOSStable:          runtime.GOOS,
-			v1.LabelArchStable:        runtime.GOARCH,
-			"beta.kubernetes.io/os":   runtime.GOOS,
-			"beta.kubernetes.io/arch": runtime.GOARCH,
-		},
-	}}
-	maps.Copy(node.Labels, cfg.Registration.Labels)
-	node.Spec.Taints = append(node.Spec.Taints, cfg.Registration.Taints...)
-	if cfg.Addresses.ExternalCloudProvider {
-		node.Spec.Taints = append(node.Spec.Taints, v1.Taint{Key: cloudTaint, Value: "true", Effect: v1.TaintEffectNoSchedule})
-	}
-	node.Spec.ProviderID = cfg.Registration.ProviderID
-	if cfg.Registration.ControllerAttachDetach {
-		node.Annotations = map[string]string{attachDetachAnnotation: "true"}
-	}
-	err := apply(ctx, node, setters(cfg, facts, now))
-	return node, err
-}
 
 // register makes sure that the Node exists, and makes it the last known one. It
 // tries once.
@@ -62,7 +17,7 @@ func (u *Updater) register(ctx context.Context) error {
 	turn := u.sure.turn()
 	node, how, err := u.enter(ctx)
 	switch {
-	case errors.Is(err, errDeleted): // which is how it is to be
+	case errors.Is(err, errDeleted): // as intended, and no failure
 		return err
 	case err != nil:
 		u.metrics.registrations.WithLabelValues("error").Inc()
@@ -81,28 +36,27 @@ func (u *Updater) register(ctx context.Context) error {
 // enter creates the Node, or finds it and mends it. It returns the Node as the
 // API server has it.
 func (u *Updater) enter(ctx context.Context) (node *v1.Node, how string, err error) {
-	facts := u.cfg.Facts()
-	if facts.Snapshot.Time.IsZero() {
-		return nil, "", errNoFacts
-	}
 	name := u.cfg.NodeName
 	if !u.mayCreate() {
 		node, err := u.find(ctx)
 		switch {
 		case err == nil:
-			return u.takeOver(ctx, node, nil, &facts)
-		case apierrors.IsNotFound(err) && u.cfg.Register:
+			return u.takeOver(ctx, node, nil)
+		case apierrors.IsNotFound(err) && u.cfg.Registrar != nil:
 			return nil, "", errDeleted
 		case apierrors.IsNotFound(err):
 			return nil, "", fmt.Errorf("get node %s: %w; who runs the node has to register it, or this is not its name (nodeName, NODE_NAME)", name, err)
 		}
 		return nil, "", fmt.Errorf("get node %s: %w", name, err)
 	}
-	initial := u.initial(ctx, &facts)
+	initial, events, err := u.initial(ctx)
+	if err != nil {
+		return nil, "", err
+	}
 	node, createErr := u.cfg.Nodes.Create(ctx, initial)
 	switch {
 	case createErr == nil:
-		u.tell(transitions(nil, initial))
+		u.record(events)
 		return node, "created", nil
 	case apierrors.IsAlreadyExists(createErr):
 	case apierrors.IsForbidden(createErr):
@@ -114,31 +68,38 @@ func (u *Updater) enter(ctx context.Context) (node *v1.Node, how string, err err
 	if err != nil {
 		return nil, "", fmt.Errorf("create node %s: %w; get node %s: %w", name, createErr, name, err)
 	}
-	return u.takeOver(ctx, existing, initial, &facts)
+	return u.takeOver(ctx, existing, initial)
 }
 
-// initial is the Node as it would be created now.
-func (u *Updater) initial(ctx context.Context, facts *Facts) *v1.Node {
-	node, err := InitialNode(ctx, &u.cfg, facts, time.Now())
-	u.noteSetters(err)
-	return node
+// initial returns the Node as it would be created now.
+func (u *Updater) initial(ctx context.Context) (*v1.Node, []Event, error) {
+	node, events, err := u.cfg.Registrar.Initial(ctx, time.Now())
+	if node == nil {
+		return nil, nil, cmp.Or(err, errNoInitial)
+	}
+	u.notePartial(err)
+	return node, events, nil
 }
+
+var errNoInitial = errors.New("there is no Node to create yet")
 
 // takeOver mends what registration owns on a Node that exists, unless others register
-// it. Initial is what would be created, nil if that is not known yet.
-func (u *Updater) takeOver(ctx context.Context, existing, initial *v1.Node, facts *Facts) (node *v1.Node, how string, err error) {
+// it. Initial is the Node that would be created, nil if that is not known yet.
+func (u *Updater) takeOver(ctx context.Context, existing, initial *v1.Node) (node *v1.Node, how string, err error) {
 	if err := u.cfg.Allow(existing); err != nil {
 		return nil, "", err
 	}
 	u.adopt(existing)
-	if !u.cfg.Register {
+	if u.cfg.Registrar == nil {
 		return existing, "adopted", nil
 	}
 	if initial == nil {
-		initial = u.initial(ctx, facts)
+		if initial, _, err = u.initial(ctx); err != nil {
+			return nil, "", err
+		}
 	}
-	mended := existing.DeepCopy()
-	if !reconcile(mended, initial, facts) {
+	mended, changed := u.cfg.Registrar.Mend(existing, initial)
+	if !changed {
 		return existing, "adopted", nil
 	}
 	patch, err := Patch(existing, mended)
@@ -151,8 +112,8 @@ func (u *Updater) takeOver(ctx context.Context, existing, initial *v1.Node, fact
 	return node, "adopted", nil
 }
 
-// adopt has the history taken over that a Node shows which was there before this
-// process: of one that came later, this process knows more.
+// adopt passes a Node that is older than this process to Adopt. About one that came
+// later, this process knows more.
 func (u *Updater) adopt(node *v1.Node) {
 	if u.uid == "" {
 		u.cfg.Adopt(node)
@@ -161,11 +122,11 @@ func (u *Updater) adopt(node *v1.Node) {
 
 // find reads the Node.
 func (u *Updater) find(ctx context.Context) (*v1.Node, error) {
-	if u.cfg.ReadOnly {
+	if u.follows {
 		return u.cfg.Nodes.Get(ctx, u.cfg.NodeName)
 	}
 	node, unread, err := ReadNode(ctx, u.cfg.Nodes, u.cfg.NodeName)
-	if unread != nil && u.unread.news(unread) {
+	if unread != nil && u.unread.changed(unread) {
 		u.log.Warn("node cannot be read; a patch that changes nothing is answered with it", "node", u.cfg.NodeName, "err", unread)
 	}
 	return node, err
@@ -185,8 +146,8 @@ func ReadNode(ctx context.Context, nodes Nodes, name string) (node *v1.Node, unr
 	return node, err, patchErr
 }
 
-// registerBackoff is how long to wait before each attempt to register, as the
-// kubelet waits: 0.1 s, doubling up to 7 s. It begins anew once a Node has settled.
+// registerBackoff returns how long to wait before each attempt to register, as the
+// kubelet does: 0.1 s, doubling up to 7 s. It starts over once a Node has settled.
 type registerBackoff struct{ next time.Duration }
 
 func (b *registerBackoff) step() time.Duration {

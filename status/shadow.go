@@ -1,25 +1,27 @@
 package status
 
 import (
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
-
-	"github.com/nodeprobe/nodeprobe/probe/pressure"
 )
 
-// Shadow compares what a kubelet says of the node's pressure with what we would
-// say. Time is divided into episodes: one begins when either of the two says True,
-// and ends when neither does. Its methods are safe for concurrent use.
+// Shadow compares a kubelet's pressure conditions with ours, in metrics. Time is divided
+// into episodes: one begins when either of the two is True, and ends when neither is. Its
+// methods are safe for concurrent use.
 type Shadow struct {
 	lead     *prometheus.HistogramVec
 	episodes *prometheus.CounterVec
 
 	mu  sync.Mutex // guards what follows
-	per [pressure.NumConditions]episode
+	per [len(compared)]episode
 }
+
+// compared are the conditions that a kubelet and we both decide.
+var compared = [...]v1.NodeConditionType{v1.NodeMemoryPressure, v1.NodeDiskPressure, v1.NodePIDPressure}
 
 // The two sides of a comparison, which are labels.
 const (
@@ -30,32 +32,32 @@ const (
 
 var sideNames = [numSides]string{"nodeprobe", "kubelet"}
 
-// episode is one condition.
+// episode is the present episode of one condition.
 type episode struct {
-	status [numSides]pressure.Status
-	first  [numSides]time.Time // that it was True in this episode; zero if it was not
+	status [numSides]v1.ConditionStatus // "" before the first
+	first  [numSides]time.Time          // time at which it was True; zero if it was not
 }
 
 var descShadow = prometheus.NewDesc("nodeprobe_shadow_agrees",
-	"Whether the kubelet and nodeprobe say the same of a condition: 1 or 0. Absent while one of them has said nothing.", []string{"condition"}, nil)
+	"Whether the kubelet and nodeprobe agree on a condition: 1 or 0. Absent until both have reported it.", []string{"condition"}, nil)
 
 // NewShadow makes a Shadow, whose metrics go to reg unless that is nil.
 func NewShadow(reg prometheus.Registerer) *Shadow {
 	s := &Shadow{
 		lead: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "nodeprobe_shadow_lead_seconds",
-			Help:    "How much earlier than the kubelet's condition nodeprobe's was True; negative if later.",
+			Help:    "How much earlier nodeprobe's condition was True than the kubelet's; negative if later.",
 			Buckets: []float64{-10, -1, 0, 0.1, 1, 2.5, 5, 7.5, 10, 15, 20, 30, 60},
 		}, []string{"condition"}),
 		episodes: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "nodeprobe_shadow_episodes_total",
-			Help: "Times of pressure that are over, by who has seen them: both, nodeprobe alone, or the kubelet alone.",
+			Help: "Past episodes of pressure by who reported them: both, nodeprobe alone, or the kubelet alone.",
 		}, []string{"condition", "seen_by"}),
 	}
-	for c := range pressure.Condition(pressure.NumConditions) {
-		s.lead.WithLabelValues(c.String())
+	for _, kind := range compared {
+		s.lead.WithLabelValues(string(kind))
 		for _, by := range []string{"both", sideNames[sideNodeprobe], sideNames[sideKubelet]} {
-			s.episodes.WithLabelValues(c.String(), by)
+			s.episodes.WithLabelValues(string(kind), by)
 		}
 	}
 	if reg != nil {
@@ -64,55 +66,53 @@ func NewShadow(reg prometheus.Registerer) *Shadow {
 	return s
 }
 
-// Ours takes note of our verdicts, as of now.
-func (s *Shadow) Ours(verdicts *[pressure.NumConditions]pressure.Verdict, now time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for i := range verdicts {
-		s.note(pressure.Condition(i), sideNodeprobe, verdicts[i].Status, now)
+// Ours records what we make of a condition at a time. Conditions other than the three
+// pressure conditions are ignored.
+func (s *Shadow) Ours(kind v1.NodeConditionType, status v1.ConditionStatus, at time.Time) {
+	if i := slices.Index(compared[:], kind); i >= 0 {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.record(i, sideNodeprobe, status, at)
 	}
 }
 
-// Theirs takes note of a Node that was seen now.
-func (s *Shadow) Theirs(node *v1.Node, now time.Time) {
+// Theirs records the conditions of a Node as seen at a time.
+func (s *Shadow) Theirs(node *v1.Node, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for c := range pressure.Condition(pressure.NumConditions) {
-		status := pressure.Unknown // nor is there a kubelet where a controller says so
-		switch statusOf(node.Status.Conditions, v1.NodeConditionType(c.String())) {
-		case v1.ConditionTrue:
-			status = pressure.True
-		case v1.ConditionFalse:
-			status = pressure.False
+	for i, kind := range compared {
+		if c := lastCondition(node, kind); c != nil {
+			s.record(i, sideKubelet, c.Status, at)
 		}
-		s.note(c, sideKubelet, status, now)
 	}
 }
 
-// note is one side's status. What is not known ends nothing.
-func (s *Shadow) note(c pressure.Condition, side int, status pressure.Status, now time.Time) {
-	e := &s.per[c]
-	if status == pressure.Unknown || e.status[side] == status {
+// record records one side's status. Unknown, which a controller writes where there is no
+// kubelet any more, ends nothing.
+func (s *Shadow) record(i, side int, status v1.ConditionStatus, at time.Time) {
+	e := &s.per[i]
+	if status != v1.ConditionTrue && status != v1.ConditionFalse || e.status[side] == status {
 		return
 	}
 	before := e.status[side]
 	e.status[side] = status
 	other := 1 - side
 	switch {
-	case status == pressure.True && before == pressure.Unknown, status == pressure.True && e.status[other] == pressure.Unknown:
-		// It was so before anybody looked: nothing can be said about who was first.
-	case status == pressure.True && e.first[side].IsZero():
-		e.first[side] = now
+	case status == v1.ConditionTrue && (before == "" || e.status[other] == ""):
+		// It was True before both were seen: which was first is not known.
+	case status == v1.ConditionTrue && e.first[side].IsZero():
+		e.first[side] = at
 		if !e.first[other].IsZero() {
-			s.lead.WithLabelValues(c.String()).Observe(e.first[sideKubelet].Sub(e.first[sideNodeprobe]).Seconds())
+			s.lead.WithLabelValues(string(compared[i])).Observe(e.first[sideKubelet].Sub(e.first[sideNodeprobe]).Seconds())
 		}
-	case e.status[other] != pressure.True:
-		s.end(c, e)
+	case e.status[other] != v1.ConditionTrue:
+		s.end(i)
 	}
 }
 
-// end counts an episode in which somebody was seen to begin.
-func (s *Shadow) end(c pressure.Condition, e *episode) {
+// end counts an episode of which at least one begin was seen.
+func (s *Shadow) end(i int) {
+	e := &s.per[i]
 	ours, theirs := !e.first[sideNodeprobe].IsZero(), !e.first[sideKubelet].IsZero()
 	by := ""
 	switch {
@@ -124,7 +124,7 @@ func (s *Shadow) end(c pressure.Condition, e *episode) {
 		by = sideNames[sideKubelet]
 	}
 	if by != "" {
-		s.episodes.WithLabelValues(c.String(), by).Inc()
+		s.episodes.WithLabelValues(string(compared[i]), by).Inc()
 	}
 	e.first = [numSides]time.Time{}
 }
@@ -139,16 +139,16 @@ func (s *Shadow) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (s *Shadow) Collect(ch chan<- prometheus.Metric) {
 	s.mu.Lock()
-	for c := range s.per {
-		ours, theirs := s.per[c].status[sideNodeprobe], s.per[c].status[sideKubelet]
-		if ours == pressure.Unknown || theirs == pressure.Unknown {
+	for i := range s.per {
+		ours, theirs := s.per[i].status[sideNodeprobe], s.per[i].status[sideKubelet]
+		if ours == "" || theirs == "" {
 			continue
 		}
 		value := 0.0
 		if ours == theirs {
 			value = 1
 		}
-		ch <- prometheus.MustNewConstMetric(descShadow, prometheus.GaugeValue, value, pressure.Condition(c).String())
+		ch <- prometheus.MustNewConstMetric(descShadow, prometheus.GaugeValue, value, string(compared[i]))
 	}
 	s.mu.Unlock()
 	s.lead.Collect(ch)

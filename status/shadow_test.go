@@ -9,7 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/nodeprobe/nodeprobe/probe/pressure"
+	"github.com/nodeprobe/nodeprobe/status/internal/apitest"
 )
 
 // Each step is a second: o and O are our False and True, k and K the kubelet's, ? is
@@ -33,18 +33,20 @@ func TestShadow(t *testing.T) {
 	} {
 		reg := prometheus.NewPedanticRegistry()
 		s := NewShadow(reg)
-		now := epoch
+		now := apitest.Epoch
 		for _, step := range test.steps {
 			now = now.Add(time.Second)
-			verdicts := machineFacts(now).Verdicts
 			node := &v1.Node{Status: v1.NodeStatus{Conditions: []v1.NodeCondition{{Type: v1.NodeDiskPressure}}}}
 			condition := &node.Status.Conditions[0].Status
 			switch step {
 			case 'o', 'O':
+				ours := v1.ConditionFalse
 				if step == 'O' {
-					verdicts[pressure.DiskPressure].Status = pressure.True
+					ours = v1.ConditionTrue
 				}
-				s.Ours(&verdicts, now)
+				s.Ours(v1.NodeDiskPressure, ours, now)
+				s.Ours(v1.NodeDiskPressure, v1.ConditionUnknown, now) // which says nothing
+				s.Ours(v1.NodeReady, v1.ConditionTrue, now)           // nor is that compared
 			case 'k':
 				*condition = v1.ConditionFalse
 				s.Theirs(node, now)

@@ -15,40 +15,38 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Updater registers the Node, once, and keeps its status posted. A Node that is deleted
-// after that stays deleted until a restart. If somebody else creates one of that name,
-// its status is posted as before, and what registration mends on a Node that exists is
-// mended.
+// Updater follows a Node, keeps a Content posted on it, and registers it if a Registrar
+// is given. That happens once: a Node that is deleted afterwards stays deleted until a
+// restart. If somebody else creates one of that name, its status is posted as before,
+// and what registration owns on it is mended.
 type Updater struct {
 	cfg     Config
 	metrics *metrics
 	log     *slog.Logger
 
-	poke  chan struct{}
-	known chan struct{}           // the Node became known: there is something to watch
-	sure  latch                   // open while node is known, and nobody has asked to check that
-	node  atomic.Pointer[v1.Node] // last known; written by Run alone, and never changed once stored
-	doubt atomic.Bool             // node may be out of date: read it before the next post
-	plans atomic.Pointer[Plan]    // what Change was told last
-	ok    atomic.Pointer[error]   // of the latest pass
-	last  atomic.Pointer[Posted]  // the latest patch that the API server took
-	gone  atomic.Pointer[error]   // why there is no Node any more; nil while there is one, or none was yet
+	wakeup  chan struct{}
+	known   chan struct{}           // the Node became known: there is something to watch
+	sure    latch                   // open while node is known, and no check of that is asked for
+	node    atomic.Pointer[v1.Node] // last known; written by Run alone, and never changed once stored
+	doubt   atomic.Bool             // node may be out of date: read it before the next post
+	plans   atomic.Pointer[Plan]    // from the latest Change that is not in force yet
+	ok      atomic.Pointer[error]   // of the latest pass
+	last    atomic.Pointer[Posted]  // the latest patch that the API server took
+	gone    atomic.Pointer[error]   // why the Node does not exist any more; nil while it does, or has not yet
+	flushed flushes
+	follows bool // Content writes nothing
 
 	// Owned by Run.
-	uid           types.UID // of the Node that was registered
-	since         time.Time // when that was
-	health        health
-	report        reporter
-	pace          pacer
-	backoff       registerBackoff
-	logged        noted
-	settersLogged noted
-	unread        noted
-	held          bool
-	idle          idle
-	notBefore     time.Time // the API server wants to be left alone until then
-	unschedulable bool      // what was last told of spec.unschedulable
-	rebooted      bool      // a reboot was told
+	uid       types.UID // of the registered Node
+	since     time.Time // of its registration
+	report    reporter
+	pace      pacer
+	backoff   registerBackoff
+	logged    noted
+	partial   noted // parts that could not be set
+	unread    noted
+	held      bool
+	notBefore time.Time // the API server wants to be left alone until then
 }
 
 // New makes an Updater. It starts no goroutine and sends nothing.
@@ -59,25 +57,21 @@ func New(cfg Config) (*Updater, error) {
 	cfg = cfg.withDefaults()
 	u := &Updater{
 		cfg: cfg, log: cfg.Logger, metrics: newMetrics(cfg.Registerer),
-		poke: make(chan struct{}, 1), known: make(chan struct{}, 1),
-		report: reporter{period: cfg.ReportFrequency}, pace: newPacer(),
-		logged: noted{}, settersLogged: noted{}, unread: noted{},
+		wakeup: make(chan struct{}, 1), known: make(chan struct{}, 1),
+		pace: newPacer(), logged: noted{}, partial: noted{}, unread: noted{},
 	}
-	if cfg.Augment != nil {
-		u.report.phased, u.report.phase = true, phaseOf(cfg.NodeName, cfg.ReportFrequency)
-	}
-	if !cfg.ReadOnly {
-		u.metrics.period.Set(cfg.ReportFrequency.Seconds())
+	if _, u.follows = cfg.Content.(Follow); !u.follows {
+		u.setReportFrequency(cfg.ReportFrequency)
 	}
 	u.ok.Store(&errNotRegistered)
-	u.logged.news(errNotRegistered)
+	u.logged.changed(errNotRegistered)
 	return u, nil
 }
 
 // Wake asks for a pass now. It never blocks.
 func (u *Updater) Wake() {
 	select {
-	case u.poke <- struct{}{}:
+	case u.wakeup <- struct{}{}:
 	default:
 	}
 }
@@ -133,7 +127,7 @@ func (u *Updater) Owner(ctx context.Context) (metav1.OwnerReference, error) {
 }
 
 // Run registers the Node and keeps its status posted until ctx ends, and
-// returns the cause of that.
+// returns the cause of that. It must be called once.
 func (u *Updater) Run(ctx context.Context) error {
 	var watcher sync.WaitGroup
 	defer watcher.Wait()
@@ -159,7 +153,7 @@ func (u *Updater) Run(ctx context.Context) error {
 				timer.Reset(wait)
 				continue
 			}
-		case <-u.poke:
+		case <-u.wakeup:
 			if u.Node() == nil {
 				continue // the back-off decides when to try again
 			}
@@ -175,12 +169,13 @@ func (u *Updater) Run(ctx context.Context) error {
 	}
 }
 
-// alive tells that Run goes on, and will after a wait and one attempt, to register
-// or to post: that is up to four calls, and setters that may ask a name server.
-func (u *Updater) alive(wait time.Duration) { u.cfg.Alive(wait + 4*u.cfg.Timeout + 10*time.Second) }
+// alive reports that Run goes on, and will again after a wait and one attempt to
+// register or to post: that is up to four calls, and a draft that may take as long as
+// one, as setters may ask a name server.
+func (u *Updater) alive(wait time.Duration) { u.cfg.Alive(wait + 5*u.cfg.Timeout + 10*time.Second) }
 
 // Post posts what there is to say, now and in one attempt, after Run has returned.
-// It does nothing if the Node is not known.
+// It does nothing if the Node is not known. While Run runs, use Flush.
 func (u *Updater) Post(ctx context.Context) error {
 	if u.Node() == nil {
 		return nil
@@ -188,13 +183,13 @@ func (u *Updater) Post(ctx context.Context) error {
 	if wait := time.Until(u.notBefore); wait > 0 {
 		return fmt.Errorf("the API server has asked to be left alone for another %s", wait.Round(time.Second))
 	}
-	paid := true // it is the last
+	paid := true // the last post needs no token
 	_, err := u.try(ctx, &paid)
 	return err
 }
 
-// sighted takes note of what the watch saw, and says whether it was news. What
-// is older than what a patch was answered with is an echo.
+// sighted takes what the watch saw, and reports whether it is new. What is older than
+// the answer to a patch is an echo.
 func (u *Updater) sighted(s sighting) bool {
 	node := u.Node()
 	switch {
@@ -219,27 +214,10 @@ func (u *Updater) know(node *v1.Node) {
 	u.cfg.Seen(node)
 }
 
-// tell records the Events for a change that the API server has taken. A process
-// does not outlive a boot: another boot ID after that was written by mistake.
-func (u *Updater) tell(events []told) {
+// record records Events.
+func (u *Updater) record(events []Event) {
 	for _, e := range events {
-		if e.reason == eventRebooted {
-			if u.rebooted {
-				continue
-			}
-			u.rebooted = true
-		}
-		u.cfg.Record(e.kind, e.reason, e.message)
-	}
-}
-
-// tellSchedulable records that the Node was cordoned or uncordoned. That is in
-// the spec, so others have done it.
-func (u *Updater) tellSchedulable(node *v1.Node) {
-	if node.Spec.Unschedulable != u.unschedulable {
-		u.unschedulable = node.Spec.Unschedulable
-		e := schedulable(node)
-		u.cfg.Record(e.kind, e.reason, e.message)
+		u.cfg.Record(e.Type, e.Reason, e.Message)
 	}
 }
 
@@ -271,7 +249,7 @@ func (u *Updater) step(ctx context.Context) time.Duration {
 		}
 		// One turn is for both, registration and the first status. An attempt that fails
 		// takes none: the back-off bounds those. Finding the Node of others is no write.
-		if u.cfg.Register {
+		if u.cfg.Registrar != nil {
 			u.pace.post(time.Now())
 			paid = true
 		}
@@ -298,7 +276,7 @@ func (u *Updater) step(ctx context.Context) time.Duration {
 	return wait
 }
 
-// failed keeps the error of a step, unless it is only that Run is to end.
+// failed keeps the error of a step, unless it failed because Run is to end.
 func (u *Updater) failed(ctx context.Context, err error) {
 	if ctx.Err() == nil {
 		u.notBefore = time.Now().Add(asked(err))
@@ -310,7 +288,7 @@ func (u *Updater) failed(ctx context.Context, err error) {
 func (u *Updater) result(err error) {
 	u.ok.Store(&err)
 	switch {
-	case !u.logged.news(err):
+	case !u.logged.changed(err):
 	case err != nil:
 		u.log.Error("node status is not posted", "node", u.cfg.NodeName, "err", err)
 	default:
@@ -318,11 +296,11 @@ func (u *Updater) result(err error) {
 	}
 }
 
-// noteSetters logs once per change what setters failed. The rest of the status
-// is posted all the same.
-func (u *Updater) noteSetters(err error) {
+// notePartial logs once per change which parts could not be set. The rest of the
+// status is posted all the same.
+func (u *Updater) notePartial(err error) {
 	switch {
-	case !u.settersLogged.news(err):
+	case !u.partial.changed(err):
 	case err != nil:
 		u.log.Warn("part of the node's status could not be set", "node", u.cfg.NodeName, "err", err)
 	default:
@@ -330,21 +308,21 @@ func (u *Updater) noteSetters(err error) {
 	}
 }
 
-// noted is what has gone wrong since all was well. One fault may show in several
-// errors by turns, such as a connection that breaks at another point each time.
+// noted are the errors since the last success. One fault may show in several errors by
+// turns, such as a connection that breaks at another point each time.
 type noted map[string]struct{}
 
-// news says whether err has not been noted yet, and notes it. That all is well
-// is news if something has gone wrong before.
-func (n noted) news(err error) bool {
+// changed reports whether err is not noted yet, and notes it. A success is a change
+// after an error.
+func (n noted) changed(err error) bool {
 	if err == nil {
 		bad := len(n) > 0
 		clear(n)
 		return bad
 	}
-	const most = 32 // texts that never repeat are not worth a line each
+	const maxTexts = 32 // texts that never repeat are not worth a line each
 	text := err.Error()
-	if _, known := n[text]; known || len(n) == most {
+	if _, known := n[text]; known || len(n) == maxTexts {
 		return false
 	}
 	n[text] = struct{}{}

@@ -14,18 +14,18 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 )
 
-// The API server is asked to end a watch after a time between these, so that a
+// The API server is asked to end a watch after a random time between these, so that a
 // fleet's watches do not end together.
 const (
-	watchLeast = 5 * time.Minute
-	watchMost  = 10 * time.Minute
+	minWatch = 5 * time.Minute
+	maxWatch = 10 * time.Minute
 )
 
 // errSilent ends a watch that the API server should have begun or ended.
 var errSilent = errors.New("the API server is silent")
 
-// present is the version to watch from if what came before is of no interest:
-// the watch begins with the Node as it is.
+// present is the version to watch from if what came before does not matter: the watch
+// begins with the Node as it is.
 const present = "0"
 
 // sighting is what the watch saw of the Node: its latest version, or the UID of
@@ -35,12 +35,11 @@ type sighting struct {
 	gone types.UID
 }
 
-// watchNode tells seen about every change of the Node that others make, and
-// about its deletion, until ctx ends. Without it the Node would have to be read
-// again and again: a controller that marks it Unknown, or an administrator that
-// deletes it, does not tell.
+// watchNode sends to seen every change of the Node that others make, and its deletion,
+// until ctx ends. Without it the Node would have to be read again and again to notice
+// that a controller marks it Unknown, or that an administrator deletes it.
 //
-// A credential that may not watch costs only that: the answers to patches still
+// A credential that may not watch costs no more than that: the answers to patches still
 // show what others have written.
 func (u *Updater) watchNode(ctx context.Context, seen chan<- sighting) {
 	var wait time.Duration
@@ -56,7 +55,7 @@ func (u *Updater) watchNode(ctx context.Context, seen chan<- sighting) {
 		}
 		node := u.Node()
 		if node == nil {
-			wait = watchMost // known wakes this loop earlier
+			wait = maxWatch // known wakes this loop earlier
 			continue
 		}
 		if from == "" || from != present && !newer(from, node.ResourceVersion) {
@@ -69,7 +68,7 @@ func (u *Updater) watchNode(ctx context.Context, seen chan<- sighting) {
 			return
 		}
 		wait = nextWatch(wait, time.Since(start))
-		if logged.news(err) && err != nil {
+		if logged.changed(err) && err != nil {
 			u.log.Warn("watch of the node ended", "node", u.cfg.NodeName, "err", err)
 		}
 		if err == nil {
@@ -80,7 +79,7 @@ func (u *Updater) watchNode(ctx context.Context, seen chan<- sighting) {
 		wait = max(wait, asked(err))
 		switch {
 		case apierrors.IsForbidden(err):
-			wait = watchMost
+			wait = maxWatch
 		case apierrors.IsResourceExpired(err), apierrors.IsGone(err):
 			from = present
 			u.catchUp(ctx, node.UID, seen)
@@ -88,8 +87,8 @@ func (u *Updater) watchNode(ctx context.Context, seen chan<- sighting) {
 	}
 }
 
-// catchUp reads the Node after events were missed. The watch will not tell that
-// it was deleted meanwhile.
+// catchUp reads the Node after events were missed. The watch will not show that it was
+// deleted meanwhile.
 func (u *Updater) catchUp(ctx context.Context, uid types.UID, seen chan<- sighting) {
 	node, err := u.cfg.Nodes.Get(ctx, u.cfg.NodeName)
 	switch {
@@ -100,7 +99,7 @@ func (u *Updater) catchUp(ctx context.Context, uid types.UID, seen chan<- sighti
 	}
 }
 
-// nextWatch is how long to wait before the next watch: hardly at all after one
+// nextWatch returns how long to wait before the next watch: hardly at all after one
 // that lasted, longer and longer after ones that failed at once.
 func nextWatch(previous, lasted time.Duration) time.Duration {
 	if lasted > 30*time.Second {
@@ -114,11 +113,11 @@ func nextWatch(previous, lasted time.Duration) time.Duration {
 func (u *Updater) watchOnce(ctx context.Context, from string, seen chan<- sighting) (string, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	// The end of a watch is no news if the connection died without a word, or if
-	// the API server hangs. So there is a limit on this side, too.
+	// The end of a watch does not arrive if the connection died silently, or if the
+	// API server hangs. So this side has a limit, too.
 	silence := time.AfterFunc(u.cfg.Timeout, func() { cancel(errSilent) })
 	defer silence.Stop()
-	limit := watchLeast + rand.N(watchMost-watchLeast)
+	limit := minWatch + rand.N(maxWatch-minWatch)
 	w, err := u.cfg.Nodes.Watch(ctx, u.cfg.NodeName, from, limit)
 	if err != nil {
 		if ctx.Err() != nil {
@@ -164,8 +163,8 @@ func send(ctx context.Context, seen chan<- sighting, s sighting) {
 	}
 }
 
-// newer says whether version a of an object is later than b. The API promises
-// that versions of one resource compare as numbers.
+// newer reports whether version a of an object is later than b. The API promises that
+// versions of one resource compare as numbers.
 func newer(a, b string) bool {
 	x, errX := strconv.ParseUint(a, 10, 64)
 	y, errY := strconv.ParseUint(b, 10, 64)

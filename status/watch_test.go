@@ -13,7 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/nodeprobe/nodeprobe/probe/pressure"
+	"github.com/nodeprobe/nodeprobe/status/internal/apitest"
 )
 
 // Who deletes the Node and makes another at once, while nobody looks, has not made
@@ -21,26 +21,26 @@ import (
 // conditions is older than what this process knows, and is not taken over.
 func TestReplacedNodeIsMended(t *testing.T) {
 	for name, find := range map[string]func(s *scene){
-		"a patch":  func(s *scene) { s.judge(pressure.MemoryPressure, true) },
+		"a patch":  func(s *scene) { s.judge(v1.NodeMemoryPressure, true) },
 		"a check":  func(s *scene) { s.Recheck() },
 		"the next": func(s *scene) { s.sleep(10 * time.Minute) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newScene(t)
-				s.api.refuse("WATCH", errForbidden)
+				s.api.Refuse("WATCH", apitest.ErrForbidden)
 				s.steady(s.config(), func() {
-					s.api.remove()
-					s.api.put(func(n *v1.Node) { n.Labels = map[string]string{"a": "b"} })
+					s.api.Remove()
+					s.api.Put(func(n *v1.Node) { n.Labels = map[string]string{"a": "b"} })
 					find(s)
 					s.sleep(30 * time.Second)
-					node := s.api.current()
-					diff(t, "hostname", nodeName, node.Labels[v1.LabelHostname])
-					diff(t, "label of others", "b", node.Labels["a"])
-					if calls := verbs(s.api.take()); !strings.Contains(calls, "GET PATCH PATCH") || strings.Contains(calls, "POST") {
+					node := s.api.Current()
+					apitest.Diff(t, "hostname", apitest.NodeName, node.Labels[v1.LabelHostname])
+					apitest.Diff(t, "label of others", "b", node.Labels["a"])
+					if calls := apitest.Verbs(s.api.Take()); !strings.Contains(calls, "GET PATCH PATCH") || strings.Contains(calls, "POST") {
 						t.Errorf("calls %s", calls)
 					}
-					diff(t, "ready", nil, s.Ready())
+					apitest.Diff(t, "ready", nil, s.Ready())
 				})
 			})
 		})
@@ -52,70 +52,66 @@ func TestReplacedNodeIsMended(t *testing.T) {
 func TestForbiddenWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)
-		s.api.refuse("WATCH", errForbidden)
+		s.api.Refuse("WATCH", apitest.ErrForbidden)
 		s.steady(s.config(), func() {
 			s.sleep(2 * time.Hour)
-			if n := len(s.api.watches()); n > 13 {
+			if n := len(s.api.Watches()); n > 13 {
 				t.Errorf("%d watches in 2 hours", n)
 			}
-			for _, c := range s.api.take() {
-				if c.verb != "PATCH" {
-					t.Errorf("%s at %v", c.verb, c.at)
+			for _, c := range s.api.Take() {
+				if c.Verb != "PATCH" {
+					t.Errorf("%s at %v", c.Verb, c.At)
 				}
 			}
-			diff(t, "logs", []string{
+			apitest.Diff(t, "logs", []string{
 				`level=WARN msg="watch of the node ended" node=node-1 err="watch node node-1: nodes \"node-1\" is forbidden: no"`,
-			}, s.logs.with("WARN", "ERROR"))
+			}, s.logs.With("WARN", "ERROR"))
 			// What others write is seen all the same.
-			s.api.put(func(n *v1.Node) { n.Status.Conditions[0].Status = v1.ConditionUnknown })
-			s.judge(pressure.DiskPressure, true)
-			s.api.took(t, "the answer to a patch shows it", "PATCH")
+			s.api.Put(func(n *v1.Node) { n.Status.Conditions[0].Status = v1.ConditionUnknown })
+			s.judge(v1.NodeDiskPressure, true)
+			s.api.Took(t, "the answer to a patch shows it", "PATCH")
 			s.sleep(10 * time.Second)
-			s.api.took(t, "and it is mended", "PATCH")
-			diff(t, "condition", v1.ConditionFalse, s.condition("MemoryPressure").Status)
+			s.api.Took(t, "and it is mended", "PATCH")
+			apitest.Diff(t, "condition", v1.ConditionFalse, s.condition("MemoryPressure").Status)
 		})
 	})
 }
 
 // What others write is kept, unless it is ours to say.
 func TestForeignWrites(t *testing.T) {
+	foreign := v1.NodeCondition{Type: "KernelDeadlock", Status: v1.ConditionFalse, Reason: "X"}
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)
 		s.steady(s.config(), func() {
 			s.sleep(time.Minute)
-			s.api.put(func(n *v1.Node) {
-				n.Status.Conditions = append([]v1.NodeCondition{foreignBefore}, n.Status.Conditions...)
+			s.api.Put(func(n *v1.Node) {
+				n.Status.Conditions = append([]v1.NodeCondition{foreign}, n.Status.Conditions...)
 				n.Spec.Unschedulable = true
 				n.Labels["a"] = "b"
-				n.Status.Capacity["example.com/x"] = resources(map[string]string{"x": "3"})["x"]
 			})
-			calls := s.api.take()
-			if verbs(calls) != "PATCH" || !strings.Contains(calls[0].body, `"allocatable":{"example.com/x":"3"}`) {
-				t.Errorf("a resource of others is not given to pods: %v", calls)
-			}
 			s.sleep(time.Second)
-			s.api.take()
-			s.api.put(func(n *v1.Node) { n.Labels["c"] = "d" })
-			s.api.took(t, "nothing of ours", "")
-			diff(t, "last known Node", s.api.current(), s.Node())
+			s.api.Took(t, "nothing of ours", "")
+			s.api.Put(func(n *v1.Node) { n.Labels["c"] = "d" })
+			s.api.Took(t, "nothing of ours", "")
+			apitest.Diff(t, "last known Node", s.api.Current(), s.Node())
 
 			// The node lifecycle controller gives up on a node that it does not
 			// hear from.
-			s.api.put(func(n *v1.Node) {
+			s.api.Put(func(n *v1.Node) {
 				for i := range n.Status.Conditions[1:] {
 					c := &n.Status.Conditions[i+1]
 					c.Status, c.Reason, c.Message = v1.ConditionUnknown, "NodeStatusUnknown", "Kubelet stopped posting node status."
 					c.LastTransitionTime = metav1.Now()
 				}
 			})
-			s.api.took(t, "marked unknown", "PATCH")
-			for _, c := range s.api.current().Status.Conditions[1:] {
-				if c.Status == v1.ConditionUnknown || c.Reason == "NodeStatusUnknown" || !c.LastTransitionTime.Equal(new(at(62))) {
+			s.api.Took(t, "marked unknown", "PATCH")
+			for _, c := range s.api.Current().Status.Conditions[1:] {
+				if c.Status == v1.ConditionUnknown || c.Reason == "NodeStatusUnknown" || !c.LastTransitionTime.Equal(new(apitest.At(62))) {
 					t.Errorf("%v", c)
 				}
 			}
-			n := s.api.current()
-			if !n.Spec.Unschedulable || n.Labels["a"] != "b" || n.Status.Conditions[0] != foreignBefore {
+			n := s.api.Current()
+			if !n.Spec.Unschedulable || n.Labels["a"] != "b" || n.Status.Conditions[0] != foreign {
 				t.Errorf("what is somebody else's has changed: %v", n)
 			}
 		})
@@ -131,7 +127,7 @@ func TestSighted(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		sight   sighting
-		news    bool
+		changed bool
 		version string // of the last known Node; "" if it is gone
 	}{
 		{"newer", sighting{node: node("42")}, true, "42"},
@@ -150,12 +146,12 @@ func TestSighted(t *testing.T) {
 			t.Errorf("%s: news although no Node is known", test.name)
 		}
 		u.node.Store(node("41"))
-		diff(t, test.name, test.news, u.sighted(test.sight))
+		apitest.Diff(t, test.name, test.changed, u.sighted(test.sight))
 		version := ""
 		if n := u.Node(); n != nil {
 			version = n.ResourceVersion
 		}
-		diff(t, test.name, test.version, version)
+		apitest.Diff(t, test.name, test.version, version)
 	}
 }
 
@@ -164,30 +160,30 @@ func TestWatchGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)
 		s.steady(s.config(), func() {
-			s.api.edit(func() { s.api.version = 1000 }) // other nodes' changes
-			s.api.bookmark()
-			s.api.take()
+			s.api.Edit(func() { s.api.Version = 1000 }) // other nodes' changes
+			s.api.Bookmark()
+			s.api.Take()
 			s.sleep(11 * time.Minute)
-			for i, from := range s.api.watches() {
+			for i, from := range s.api.Watches() {
 				if version, err := strconv.Atoi(from); err != nil || version < 1000 {
 					t.Errorf("watch %d is from %s, want from 1000 or what was posted since", i, from)
 				}
 			}
-			s.judge(pressure.DiskPressure, true) // no patch for the period's sake in the next 2.5 minutes
+			s.judge(v1.NodeDiskPressure, true) // no patch for the period's sake in the next 2.5 minutes
 			s.sleep(time.Second)
-			s.api.take()
-			s.api.cutWatches(nil)
-			s.api.put(func(n *v1.Node) { n.Status.Conditions[3].Status = v1.ConditionUnknown })
+			s.api.Take()
+			s.api.CutWatches(nil)
+			s.api.Put(func(n *v1.Node) { n.Status.Conditions[3].Status = v1.ConditionUnknown })
 			s.sleep(5 * time.Second)
-			s.api.took(t, "what happened between two watches", "PATCH")
-			diff(t, "condition", v1.ConditionTrue, s.condition("Ready").Status)
-			s.api.cutWatches(nil)
-			s.api.remove()
+			s.api.Took(t, "what happened between two watches", "PATCH")
+			apitest.Diff(t, "condition", v1.ConditionTrue, s.condition("Ready").Status)
+			s.api.CutWatches(nil)
+			s.api.Remove()
 			s.sleep(10 * time.Second)
-			if calls := verbs(s.api.take()); !strings.HasPrefix(calls, "GET") || strings.Trim(calls, "GET ") != "" || !errors.Is(s.Ready(), errDeleted) {
+			if calls := apitest.Verbs(s.api.Take()); !strings.HasPrefix(calls, "GET") || strings.Trim(calls, "GET ") != "" || !errors.Is(s.Ready(), errDeleted) {
 				t.Errorf("deleted between two watches: calls %s, ready %v", calls, s.Ready())
 			}
-			diff(t, "errors", []string(nil), s.logs.with("WARN"))
+			apitest.Diff(t, "errors", []string(nil), s.logs.With("WARN"))
 		})
 	})
 }
@@ -199,29 +195,29 @@ func TestWatchExpires(t *testing.T) {
 			s := newScene(t)
 			s.steady(s.config(), func() {
 				s.sleep(20 * time.Second)
-				s.api.take()
-				s.api.cutWatches(nil)
+				s.api.Take()
+				s.api.CutWatches(nil)
 				if deleted {
-					s.api.remove()
+					s.api.Remove()
 				}
-				s.api.edit(func() { s.api.version, s.api.compacted = 2000, 2000 })
+				s.api.Edit(func() { s.api.Version, s.api.Compacted = 2000, 2000 })
 				s.sleep(2 * time.Second)
 				if deleted {
-					if calls := verbs(s.api.take()); strings.Trim(calls, "GET ") != "" || !errors.Is(s.Ready(), errDeleted) {
+					if calls := apitest.Verbs(s.api.Take()); strings.Trim(calls, "GET ") != "" || !errors.Is(s.Ready(), errDeleted) {
 						t.Errorf("calls %s, ready %v", calls, s.Ready())
 					}
 					return
 				}
-				s.api.took(t, "expired", "GET")
-				diff(t, "ready", nil, s.Ready())
+				s.api.Took(t, "expired", "GET")
+				apitest.Diff(t, "ready", nil, s.Ready())
 				s.sleep(time.Minute)
-				s.api.took(t, "a minute of peace", "")
-				s.api.put(func(n *v1.Node) { n.Status.Conditions[3].Status = v1.ConditionUnknown })
-				s.api.took(t, "watched again", "PATCH")
+				s.api.Took(t, "a minute of peace", "")
+				s.api.Put(func(n *v1.Node) { n.Status.Conditions[3].Status = v1.ConditionUnknown })
+				s.api.Took(t, "watched again", "PATCH")
 				s.sleep(time.Hour)
-				for _, c := range s.api.take() {
-					if c.verb != "PATCH" {
-						t.Errorf("%s at %v", c.verb, c.at)
+				for _, c := range s.api.Take() {
+					if c.Verb != "PATCH" {
+						t.Errorf("%s at %v", c.Verb, c.At)
 					}
 				}
 			})
@@ -234,27 +230,27 @@ func TestWatchExpires(t *testing.T) {
 func TestSilentWatch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)
-		s.api.edit(func() { s.api.hang = "WATCH" })
+		s.api.Edit(func() { s.api.Hang = "WATCH" })
 		s.steady(s.config(), func() {
 			s.sleep(10 * time.Second)
-			diff(t, "logs", []string{
+			apitest.Diff(t, "logs", []string{
 				`level=WARN msg="watch of the node ended" node=node-1 err="watch node node-1: the API server is silent"`,
-			}, s.logs.with("WARN"))
-			s.api.edit(func() { s.api.hang = "" })
+			}, s.logs.With("WARN"))
+			s.api.Edit(func() { s.api.Hang = "" })
 			s.sleep(2 * time.Second)
-			s.api.edit(func() {
-				for _, stream := range s.api.streams {
-					stream.mute = true
+			s.api.Edit(func() {
+				for _, stream := range s.api.Streams {
+					stream.Mute = true
 				}
 			})
-			s.api.take()
-			s.sleep(watchMost + 15*time.Second)
-			if len(s.api.watches()) == 0 {
+			s.api.Take()
+			s.sleep(maxWatch + 15*time.Second)
+			if len(s.api.Watches()) == 0 {
 				t.Error("a watch that died without a word is not replaced")
 			}
-			s.api.put(func(n *v1.Node) { n.Status.Conditions[3].Status = v1.ConditionUnknown })
+			s.api.Put(func(n *v1.Node) { n.Status.Conditions[3].Status = v1.ConditionUnknown })
 			s.sleep(5 * time.Second) // there may be a second between two watches
-			diff(t, "mended", v1.ConditionTrue, s.condition("Ready").Status)
+			apitest.Diff(t, "mended", v1.ConditionTrue, s.condition("Ready").Status)
 		})
 	})
 }
@@ -282,11 +278,11 @@ func TestWatchErrors(t *testing.T) {
 		s := newScene(t)
 		s.steady(s.config(), func() {
 			for range 3 {
-				s.api.cutWatches(&errServer.ErrStatus)
+				s.api.CutWatches(&apitest.ErrServer.ErrStatus)
 				s.sleep(5 * time.Second)
 			}
-			s.api.took(t, "no reason to read the Node", "")
-			lines := s.logs.with("WARN")
+			s.api.Took(t, "no reason to read the Node", "")
+			lines := s.logs.With("WARN")
 			if len(lines) != 1 {
 				t.Errorf("logs %q, want one line", lines)
 			}

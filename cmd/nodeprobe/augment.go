@@ -37,23 +37,31 @@ func newAugmenter(cfg *config, p *policy, monitor *monitor, log *slog.Logger, re
 	writes := cfg.Mode == modeAugment
 	a := &augmenter{remove: writes && cfg.ConditionsOnExit == "remove", pulse: pulse{name: "node conditions"}, log: log}
 	shadow := status.NewShadow(reg)
-	monitor.compare = shadow.Ours
-	a.updater, err = status.New(status.Config{
-		NodeName: p.nodeName, Nodes: client.nodes, Timeout: timeout,
-		Facts: monitor.facts,
-		Adopt: monitor.adoptRules,
-		Seen:  func(node *v1.Node) { shadow.Theirs(node, time.Now()) },
-		Augment: func() []pressure.Finding {
+	monitor.compare = func(verdicts *[pressure.NumConditions]pressure.Verdict, at time.Time) {
+		for i := range verdicts {
+			v := &verdicts[i]
+			shadow.Ours(v1.NodeConditionType(v.Condition.String()), v1.ConditionStatus(v.Status.String()), at)
+		}
+	}
+	var content status.Content = status.Follow{}
+	if writes {
+		content = currentConditions{status.NewConditions(status.DefaultFieldManager), func() []status.Condition {
 			if a.leaving.Load() {
 				return nil
 			}
-			return monitor.findings()
-		},
-		ReadOnly:        !writes,
+			return posted(monitor.findings())
+		}}
+	}
+	a.updater, err = status.New(status.Config{
+		NodeName: p.nodeName, Nodes: client.nodes, Timeout: timeout, Content: content,
+		Adopt:           monitor.adoptRules,
+		Seen:            func(node *v1.Node) { shadow.Theirs(node, time.Now()) },
 		Record:          a.record,
 		OnFailure:       client.forNodes.reconnect,
 		Alive:           a.pulse.beat,
 		UpdateFrequency: time.Minute, ReportFrequency: cfg.ConditionHeartbeat,
+		// After an outage a change waits no longer than a kubelet's.
+		Spread: true, RetryPeriod: 10 * time.Second,
 		Logger: log, Registerer: reg,
 	})
 	if err != nil {
@@ -64,7 +72,7 @@ func newAugmenter(cfg *config, p *policy, monitor *monitor, log *slog.Logger, re
 	}
 	monitor.changed = a.updater.Wake
 	a.recorder, err = status.NewRecorder(status.RecorderConfig{
-		Node: a.updater.Owner, Events: client.events, Timeout: timeout, Component: status.Manager,
+		Node: a.updater.Owner, Events: client.events, Timeout: timeout, Component: status.DefaultFieldManager,
 		OnFailure: client.forEvents.reconnect, Logger: log, Registerer: reg,
 	})
 	if err != nil {
@@ -105,4 +113,26 @@ func (a *augmenter) speakLast() {
 	if err := a.updater.Post(ctx); err != nil {
 		a.log.Warn("our conditions are not removed from the node", "err", err)
 	}
+}
+
+// currentConditions sets the conditions whenever a draft is asked for.
+type currentConditions struct {
+	*status.Conditions
+	conditions func() []status.Condition
+}
+
+func (c currentConditions) Draft(ctx context.Context, old *v1.Node, now time.Time, due bool) status.Draft {
+	c.Set(c.conditions())
+	return c.Conditions.Draft(ctx, old, now, due)
+}
+
+// posted returns findings as the Node shows them.
+func posted(findings []pressure.Finding) []status.Condition {
+	conditions := make([]status.Condition, len(findings))
+	for i, f := range findings {
+		conditions[i] = status.Condition{
+			Type: f.Type, Status: v1.ConditionStatus(f.Status.String()), Reason: f.Reason, Message: f.Message, Since: f.Since,
+		}
+	}
+	return conditions
 }

@@ -36,7 +36,7 @@ earlier configurations are among them. A kubelet's are never touched.`,
 		}
 		ctx, stop := context.WithTimeout(cmd.Context(), 30*time.Second)
 		defer stop()
-		removed, err := status.Cleanup(ctx, client.nodes, policy.nodeName)
+		removed, err := status.Cleanup(ctx, client.nodes, policy.nodeName, status.DefaultFieldManager)
 		switch {
 		case err != nil:
 			return err

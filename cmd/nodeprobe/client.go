@@ -65,7 +65,7 @@ func newAPIClient(kubeconfig, node string, impersonate bool) (*apiClient, error)
 	if kubeconfig != "" {
 		origin = "kubeconfig " + kubeconfig
 	}
-	cfg.UserAgent = status.Manager + "/" + version()
+	cfg.UserAgent = status.DefaultFieldManager + "/" + version()
 	if impersonate {
 		// Nothing but the name: with groups it would be impersonation of the old kind.
 		cfg.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + node}

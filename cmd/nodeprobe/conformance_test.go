@@ -16,7 +16,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/cri"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
-	"github.com/nodeprobe/nodeprobe/status"
+	"github.com/nodeprobe/nodeprobe/status/node"
 )
 
 // shown is what a configuration makes of a machine's capacity.
@@ -27,12 +27,14 @@ func shown(t *testing.T, file string, capacity probe.Capacity) v1.NodeStatus {
 		t.Fatal(err)
 	}
 	cfg := nodeConfig(&c, p)
-	facts := status.Facts{Snapshot: probe.Snapshot{Time: begin, Capacity: capacity}}
-	node, err := status.InitialNode(t.Context(), &cfg, &facts, begin)
+	facts := node.Facts{Snapshot: probe.Snapshot{Time: begin, Capacity: capacity}}
+	content := node.New(cfg)
+	content.Observe(facts)
+	initial, _, err := content.Initial(t.Context(), begin)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return node.Status
+	return initial.Status
 }
 
 // The vectors of the kubelet's contract that begin with a configuration. Where

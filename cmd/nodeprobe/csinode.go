@@ -10,7 +10,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	"github.com/nodeprobe/nodeprobe/status"
+	"github.com/nodeprobe/nodeprobe/status/node"
 )
 
 const (
@@ -27,8 +27,8 @@ type csiNode struct {
 	timeout time.Duration
 	log     *slog.Logger
 
-	last status.VolumeLimits // what was read last
-	said string              // the error that was last logged
+	last node.VolumeLimits // what was read last
+	said string            // the error that was last logged
 }
 
 // newCSINode returns what reads the CSINode of the named node.
@@ -42,7 +42,7 @@ func newCSINode(client *apiClient, nodeName string, timeout time.Duration, log *
 
 // Run reads until ctx ends, and returns its cause. It calls changed with a copy of the
 // limits when one has changed.
-func (c *csiNode) Run(ctx context.Context, changed func(status.VolumeLimits)) error {
+func (c *csiNode) Run(ctx context.Context, changed func(node.VolumeLimits)) error {
 	for {
 		wait := csiNodeInterval
 		limits, err := c.read(ctx)
@@ -78,12 +78,12 @@ func (c *csiNode) note(err error) {
 }
 
 // read returns the limits in the CSINode. There is none before the first driver.
-func (c *csiNode) read(ctx context.Context) (status.VolumeLimits, error) {
+func (c *csiNode) read(ctx context.Context) (node.VolumeLimits, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
 	data, err := c.get(ctx)
 	if apierrors.IsNotFound(err) {
-		return status.VolumeLimits{}, nil
+		return node.VolumeLimits{}, nil
 	}
 	if err != nil {
 		return nil, fmt.Errorf("get CSINode: %w", err)
@@ -97,8 +97,8 @@ func (c *csiNode) read(ctx context.Context) (status.VolumeLimits, error) {
 
 // parseCSINode takes the limits out of a CSINode. A driver without one is bounded by
 // nothing. The API's own types would bring the whole group into the binary.
-func parseCSINode(data []byte) (status.VolumeLimits, error) {
-	var node struct {
+func parseCSINode(data []byte) (node.VolumeLimits, error) {
+	var object struct {
 		Spec struct {
 			Drivers []struct {
 				Name        string
@@ -106,11 +106,11 @@ func parseCSINode(data []byte) (status.VolumeLimits, error) {
 			}
 		}
 	}
-	if err := json.Unmarshal(data, &node); err != nil {
+	if err := json.Unmarshal(data, &object); err != nil {
 		return nil, err
 	}
-	limits := status.VolumeLimits{}
-	for _, d := range node.Spec.Drivers {
+	limits := node.VolumeLimits{}
+	for _, d := range object.Spec.Drivers {
 		count := d.Allocatable.Count
 		if count == nil {
 			continue
@@ -118,7 +118,7 @@ func parseCSINode(data []byte) (status.VolumeLimits, error) {
 		if *count < 0 {
 			return nil, fmt.Errorf("driver %s: limit %d is negative", d.Name, *count)
 		}
-		limits[status.VolumeLimitName(d.Name)] = *count
+		limits[node.VolumeLimitName(d.Name)] = *count
 	}
 	return limits, nil
 }

@@ -14,21 +14,21 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/nodeprobe/nodeprobe/status"
+	"github.com/nodeprobe/nodeprobe/status/node"
 )
 
 func TestParseCSINode(t *testing.T) {
 	for _, test := range []struct {
 		name, spec string
-		want       status.VolumeLimits
+		want       node.VolumeLimits
 		err        string
 	}{
-		{"no drivers", `{}`, status.VolumeLimits{}, ""},
-		{"null", `{"drivers":null}`, status.VolumeLimits{}, ""},
+		{"no drivers", `{}`, node.VolumeLimits{}, ""},
+		{"null", `{"drivers":null}`, node.VolumeLimits{}, ""},
 		{
 			"some", `{"drivers":[{"name":"a","nodeID":"n","topologyKeys":null,"allocatable":{"count":3}},
 				{"name":"no-limit","nodeID":"n"},{"name":"nor-this","allocatable":{}},{"name":"none","allocatable":{"count":0}}]}`,
-			status.VolumeLimits{"attachable-volumes-csi-a": 3, "attachable-volumes-csi-none": 0},
+			node.VolumeLimits{"attachable-volumes-csi-a": 3, "attachable-volumes-csi-none": 0},
 			"",
 		},
 		{"negative", `{"drivers":[{"name":"a","allocatable":{"count":-1}}]}`, nil, "driver a: limit -1 is negative"},
@@ -74,7 +74,7 @@ func TestCSINodeRun(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cause := errors.New("stop")
 		done := make(chan error)
-		go func() { done <- c.Run(ctx, func(limits status.VolumeLimits) { at(fmt.Sprint(limits)) }) }()
+		go func() { done <- c.Run(ctx, func(limits node.VolumeLimits) { at(fmt.Sprint(limits)) }) }()
 		time.Sleep(22 * time.Minute)
 		cancel(cause)
 		if err := <-done; !errors.Is(err, cause) {

@@ -155,7 +155,7 @@ func (g *guard) look(ctx context.Context) (alive error) {
 // machine without a battery boots in the past.
 func (g *guard) renewed(lease *coordinationv1.Lease, now time.Time) (alive, unsure error) {
 	writer, at := heartbeat.Renewal(lease)
-	if writer == status.Manager || at.IsZero() {
+	if writer == status.DefaultFieldManager || at.IsZero() {
 		return nil, nil
 	}
 	again := !g.renewal.IsZero() && !at.Equal(g.renewal)
@@ -187,7 +187,7 @@ func (g *guard) allow(node *v1.Node) error {
 
 // noticed takes note of another writer that the Heartbeater has seen.
 func (g *guard) noticed(s heartbeat.State) {
-	if s.ForeignWriter && s.ForeignManager != "" && s.ForeignManager != status.Manager && g.err() == nil {
+	if s.ForeignWriter && s.ForeignManager != "" && s.ForeignManager != status.DefaultFieldManager && g.err() == nil {
 		g.trip(fmt.Errorf("%s renews the node's lease", s.ForeignManager))
 	}
 }

@@ -15,7 +15,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
-	"github.com/nodeprobe/nodeprobe/status"
+	"github.com/nodeprobe/nodeprobe/status/node"
 )
 
 // monitor stands between the sampler and whoever wants to know: it has each
@@ -226,14 +226,10 @@ func (m *monitor) judged() error {
 }
 
 // facts returns the latest snapshot and what was made of it.
-func (m *monitor) facts() status.Facts {
-	unhealthy := m.healthy()
+func (m *monitor) facts() node.Facts {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.leaving != nil {
-		unhealthy = errors.Join(unhealthy, m.leaving)
-	}
-	return status.Facts{Snapshot: m.snapshot, Verdicts: m.verdicts, Unhealthy: unhealthy, Urgent: m.leaving != nil}
+	return node.Facts{Snapshot: m.snapshot, Verdicts: m.verdicts, Leaving: m.leaving}
 }
 
 // leave has the node say that it is not ready, and why; nil takes that back.

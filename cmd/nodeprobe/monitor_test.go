@@ -95,7 +95,7 @@ func TestMonitor(t *testing.T) {
 	want("still", 1, 1, 2)
 	m.observe(at(30*time.Second, 50))
 	want("held", 1, 1, 2)
-	if f := m.facts(); !f.Verdicts[pressure.MemoryPressure].Held || !errors.Is(f.Unhealthy, unhealthy) || !f.Snapshot.Time.Equal(begin.Add(30*time.Second)) {
+	if f := m.facts(); !f.Verdicts[pressure.MemoryPressure].Held || !errors.Is(m.healthy(), unhealthy) || !f.Snapshot.Time.Equal(begin.Add(30*time.Second)) {
 		t.Errorf("facts: %+v", f)
 	}
 	m.observe(at(20*time.Second+transition, 50))

@@ -7,14 +7,13 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/utils/cpuset"
 
 	"github.com/nodeprobe/nodeprobe/heartbeat"
@@ -23,6 +22,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe/logind"
 	"github.com/nodeprobe/nodeprobe/probe/volume"
 	"github.com/nodeprobe/nodeprobe/status"
+	"github.com/nodeprobe/nodeprobe/status/node"
 )
 
 // owner is mode own: everything that writes to the API server.
@@ -34,16 +34,17 @@ type owner struct {
 	heartbeater *heartbeat.Heartbeater
 	shutdown    *logind.Inhibitor // nil unless it is asked for
 	runtime     *cri.Sampler
-	known       atomic.Pointer[status.Runtime] // what it told last; nil if that is old
+	known       atomic.Pointer[node.Runtime] // made from its last snapshot; nil if that is old
 	mostImages  int
 	volumes     *volume.Sampler
-	inUse       atomic.Pointer[status.Volumes]
-	csiNode     *csiNode            // nil unless it is asked for
-	configured  status.VolumeLimits // which win over what the CSINode has
-	limits      atomic.Pointer[status.VolumeLimits]
+	inUse       atomic.Pointer[node.Volumes]
+	csiNode     *csiNode          // nil unless it is asked for
+	configured  node.VolumeLimits // which win over what the CSINode has
+	limits      atomic.Pointer[node.VolumeLimits]
 
 	nodeName  string
-	resources *status.Resources
+	content   *node.Content
+	resources *node.Resources
 	reserved  cpuset.CPUSet // CPUs that pods shall not have
 	sysfs     string
 	lastWord  string // of the Ready condition; "" for none
@@ -73,16 +74,20 @@ func newOwner(cfg *config, p *policy, paths paths, sampler *probe.Sampler, monit
 	if o.volumes, err = newVolumes(cfg, paths, log, reg); err != nil {
 		return nil, err
 	}
-	statusCfg := nodeConfig(cfg, p)
-	statusCfg.Nodes = client.nodes
-	statusCfg.Timeout = min(10*time.Second, duration)
-	statusCfg.Facts = o.facts
-	statusCfg.Adopt = monitor.adopt
-	statusCfg.Allow = o.guard.allow
-	statusCfg.Record = o.record
-	statusCfg.OnFailure = client.forNodes.reconnect
-	statusCfg.Alive = o.pulses[0].beat
-	statusCfg.Logger, statusCfg.Registerer = log, reg
+	nodeCfg := nodeConfig(cfg, p)
+	nodeCfg.Healthy = monitor.healthy
+	o.content = node.New(nodeCfg)
+	content := currentContent{o.content, o.facts}
+	statusCfg := status.Config{
+		NodeName: p.nodeName, Nodes: client.nodes, Timeout: min(10*time.Second, duration), Content: content,
+		Adopt: monitor.adopt, Allow: o.guard.allow, Record: o.record,
+		OnFailure: client.forNodes.reconnect, Alive: o.pulses[0].beat,
+		UpdateFrequency: cfg.NodeStatusUpdateFrequency, ReportFrequency: cfg.NodeStatusReportFrequency,
+		RetryRefused: true, Logger: log, Registerer: reg,
+	}
+	if cfg.RegisterNode {
+		statusCfg.Registrar = content
+	}
 	if o.updater, err = status.New(statusCfg); err != nil {
 		return nil, fmt.Errorf("set up node status: %w", err)
 	}
@@ -104,25 +109,25 @@ func newOwner(cfg *config, p *policy, paths paths, sampler *probe.Sampler, monit
 		return nil, fmt.Errorf("set up events: %w", err)
 	}
 	o.heartbeater, err = heartbeat.New(heartbeat.Config{
-		Leases:     client.leases,
-		NodeName:   p.nodeName,
-		Duration:   duration,
-		Healthy:    o.vouch,
-		OnForeign:  o.guard.noticed,
-		Manager:    status.Manager,
-		Owner:      o.updater.Owner,
-		OnFailure:  client.forLeases.reconnect,
-		Alive:      o.pulses[1].beat,
-		OnLost:     o.updater.Recheck,
-		Logger:     log,
-		Registerer: reg,
+		Leases:       client.leases,
+		NodeName:     p.nodeName,
+		Duration:     duration,
+		Healthy:      o.vouch,
+		OnForeign:    o.guard.noticed,
+		FieldManager: status.DefaultFieldManager,
+		Owner:        o.updater.Owner,
+		OnFailure:    client.forLeases.reconnect,
+		Alive:        o.pulses[1].beat,
+		OnLost:       o.updater.Recheck,
+		Logger:       log,
+		Registerer:   reg,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("set up heartbeat: %w", err)
 	}
 	if cfg.ShutdownGracePeriod > 0 {
 		o.shutdown = logind.New(logind.Config{
-			Address: logind.SystemBus(paths.rootfs), Who: status.Manager, GracePeriod: cfg.ShutdownGracePeriod,
+			Address: logind.SystemBus(paths.rootfs), Who: status.DefaultFieldManager, GracePeriod: cfg.ShutdownGracePeriod,
 			Begin: o.beginShutdown, Cancel: o.cancelShutdown, Logger: log,
 		})
 	}
@@ -139,7 +144,7 @@ func (o *owner) check(ctx context.Context, first *probe.Snapshot) error {
 }
 
 // checkResources says whether there is as much as is reserved.
-func (o *owner) checkResources(reserved cpuset.CPUSet, resources *status.Resources, s *probe.Snapshot) error {
+func (o *owner) checkResources(reserved cpuset.CPUSet, resources *node.Resources, s *probe.Snapshot) error {
 	if err := checkReserved(reserved, o.sysfs); err != nil {
 		return err
 	}
@@ -181,16 +186,16 @@ func (o *owner) volumesChanged() {
 }
 
 // limitsChanged is called when the CSINode has other limits.
-func (o *owner) limitsChanged(limits status.VolumeLimits) {
+func (o *owner) limitsChanged(limits node.VolumeLimits) {
 	maps.Copy(limits, o.configured)
 	o.limits.Store(&limits)
 	o.updater.Wake()
 }
 
 // facts is what a status is made from.
-func (o *owner) facts() status.Facts {
-	if node := o.updater.Node(); node != nil {
-		o.runtime.Configure(podCIDRs(node))
+func (o *owner) facts() node.Facts {
+	if known := o.updater.Node(); known != nil {
+		o.runtime.Configure(podCIDRs(known))
 	}
 	facts := o.monitor.facts()
 	facts.Runtime = o.runtimeFacts()
@@ -199,7 +204,7 @@ func (o *owner) facts() status.Facts {
 }
 
 // runtimeFacts makes facts anew only where they are others.
-func (o *owner) runtimeFacts() *status.Runtime {
+func (o *owner) runtimeFacts() *node.Runtime {
 	runtime := o.runtime.Last()
 	known := o.known.Load()
 	if known == nil || fmt.Sprint(known.Unready) != fmt.Sprint(runtime.Unready()) { // that is also a matter of time
@@ -249,12 +254,11 @@ var errShuttingDown = errors.New("node is shutting down")
 func (o *owner) beginShutdown(ctx context.Context) error {
 	o.record(v1.EventTypeNormal, "Shutdown", "Shutdown manager detected shutdown event")
 	o.monitor.leave(errShuttingDown)
-	for !o.toldShutdown() {
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(20 * time.Millisecond):
-		}
+	if o.guard.stoodDown() != nil || o.updater.Gone() != nil {
+		return nil // nothing is posted any more
+	}
+	if err := o.updater.Flush(ctx); !apierrors.IsNotFound(err) {
+		return err
 	}
 	return nil
 }
@@ -263,18 +267,6 @@ func (o *owner) beginShutdown(ctx context.Context) error {
 func (o *owner) cancelShutdown() {
 	o.record(v1.EventTypeNormal, "Shutdown", "Shutdown manager detected shutdown cancellation")
 	o.monitor.leave(nil)
-}
-
-// toldShutdown reports whether the API server knows that the machine is shutting
-// down, or nodeprobe posts nothing any more.
-func (o *owner) toldShutdown() bool {
-	if o.guard.stoodDown() != nil || o.updater.Gone() != nil {
-		return true
-	}
-	node := o.updater.Node()
-	return node != nil && slices.ContainsFunc(node.Status.Conditions, func(c v1.NodeCondition) bool {
-		return c.Type == v1.NodeReady && c.Status == v1.ConditionFalse && strings.Contains(c.Message, errShuttingDown.Error())
-	})
 }
 
 // speakLast posts the last word, if there is one, after the writers have ended. It
@@ -291,26 +283,44 @@ func (o *owner) speakLast() {
 	}
 }
 
-// nodeConfig is the status package's part of the configuration, without the
-// connections.
-func nodeConfig(cfg *config, p *policy) status.Config {
+// currentContent observes the facts whenever it is asked for anything.
+type currentContent struct {
+	*node.Content
+	facts func() node.Facts
+}
+
+func (c currentContent) Draft(ctx context.Context, old *v1.Node, now time.Time, due bool) status.Draft {
+	c.Observe(c.facts())
+	return c.Content.Draft(ctx, old, now, due)
+}
+
+func (c currentContent) ObserveHealth(now time.Time) {
+	c.Observe(c.facts())
+	c.Content.ObserveHealth(now)
+}
+
+func (c currentContent) Initial(ctx context.Context, now time.Time) (*v1.Node, []status.Event, error) {
+	c.Observe(c.facts())
+	return c.Content.Initial(ctx, now)
+}
+
+// nodeConfig returns the part of the configuration that decides what the Node shows.
+func nodeConfig(cfg *config, p *policy) node.Config {
 	kubeletVersion := cfg.KubeletVersion
 	if kubeletVersion == "" {
 		kubeletVersion = version()
 	}
-	return status.Config{
+	return node.Config{
 		NodeName: p.nodeName,
-		Register: cfg.RegisterNode,
-		Registration: status.Registration{
+		Registration: node.Registration{
 			Labels: cfg.NodeLabels, Taints: p.taints, ProviderID: cfg.ProviderID,
 			ControllerAttachDetach: cfg.EnableControllerAttachDetach,
 		},
-		Addresses: status.Addresses{
+		Addresses: node.Addresses{
 			NodeName: p.nodeName, Hostname: p.nodeName, NodeIPs: p.nodeIPs,
 			ExternalCloudProvider: cfg.CloudProvider == "external",
 		},
 		Resources:      p.resources,
 		KubeletVersion: kubeletVersion, Port: cfg.Port,
-		UpdateFrequency: cfg.NodeStatusUpdateFrequency, ReportFrequency: cfg.NodeStatusReportFrequency,
 	}
 }

@@ -21,7 +21,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/probe/cri"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
-	"github.com/nodeprobe/nodeprobe/status"
+	"github.com/nodeprobe/nodeprobe/status/node"
 )
 
 // policy is what a configuration means: its texts parsed into values.
@@ -31,13 +31,13 @@ type policy struct {
 	rules      []pressure.Rule
 	notes      []pressure.Note
 	remarks    remarks // on a kubelet's files
-	resources  status.Resources
+	resources  node.Resources
 	reserved   cpuset.CPUSet // CPUs
 	nodeIPs    []net.IP
 	taints     []v1.Taint
 	logLevel   slog.Level
 
-	volumeLimits status.VolumeLimits
+	volumeLimits node.VolumeLimits
 }
 
 // policy parses every field, and returns all problems rather than the first.
@@ -65,7 +65,7 @@ func (c *config) policy() (*policy, []problem) {
 	var err error
 	p.nodeName, err = resolveNodeName(c.NodeName)
 	check("nodeName", "", err)
-	p.nodeIPs, err = status.ParseNodeIPs(c.NodeIP)
+	p.nodeIPs, err = node.ParseNodeIPs(c.NodeIP)
 	check("nodeIP", "", err)
 
 	check("sampleInterval", "", between(c.SampleInterval, 100*time.Millisecond, time.Hour))
@@ -157,7 +157,7 @@ func (p *policy) parseResources(c *config) []problem {
 	// Only the hard thresholds are reserved, and of a soft one that has no grace
 	// period the evaluator makes a hard one.
 	hard, _, _ := pressure.Parse(pressure.Config{Hard: c.EvictionHard})
-	p.resources = status.Resources{
+	p.resources = node.Resources{
 		MaxPods: c.MaxPods, PodsPerCore: c.PodsPerCore,
 		SystemReserved:                parse("systemReserved", "--system-reserved", c.SystemReserved),
 		KubeReserved:                  parse("kubeReserved", "--kube-reserved", c.KubeReserved),

@@ -308,8 +308,8 @@ func (o *owner) change(cfg *config, p *policy, s *probe.Snapshot) error {
 	if err := o.checkResources(p.reserved, &p.resources, s); err != nil {
 		return err
 	}
+	o.content.SetResources(p.resources)
 	o.updater.Change(status.Plan{
-		Resources:       p.resources,
 		UpdateFrequency: cfg.NodeStatusUpdateFrequency, ReportFrequency: cfg.NodeStatusReportFrequency,
 	})
 	return nil

@@ -11,7 +11,7 @@ import (
 	utilversion "k8s.io/apimachinery/pkg/util/version"
 
 	"github.com/nodeprobe/nodeprobe/probe/cri"
-	"github.com/nodeprobe/nodeprobe/status"
+	"github.com/nodeprobe/nodeprobe/status/node"
 )
 
 // mostImageNames is how many of an image's names a Node shows.
@@ -19,11 +19,11 @@ const mostImageNames = 5
 
 // runtimeFacts puts what the container runtime tells into the Node's words; nil
 // for a node without a runtime. No more than mostImages are shown; -1 is all.
-func runtimeFacts(s *cri.Snapshot, mostImages int) *status.Runtime {
+func runtimeFacts(s *cri.Snapshot, mostImages int) *node.Runtime {
 	if s.Endpoint == "" {
 		return nil
 	}
-	r := &status.Runtime{Unready: s.Unready()}
+	r := &node.Runtime{Unready: s.Unready()}
 	if v := s.Version; v.RuntimeName != "" {
 		r.Version = v.RuntimeName + "://" + plainVersion(v.RuntimeVersion)
 	}

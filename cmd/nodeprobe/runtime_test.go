@@ -9,7 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/nodeprobe/nodeprobe/probe/cri"
-	"github.com/nodeprobe/nodeprobe/status"
+	"github.com/nodeprobe/nodeprobe/status/node"
 )
 
 func TestPlainVersion(t *testing.T) {
@@ -38,13 +38,13 @@ func TestRuntimeFacts(t *testing.T) {
 	for name, test := range map[string]struct {
 		snapshot *cri.Snapshot
 		most     int
-		want     *status.Runtime
+		want     *node.Runtime
 		unready  string
 	}{
 		"no runtime":      {snapshot: &cri.Snapshot{}},
-		"nothing told":    {&cri.Snapshot{Endpoint: "unix:///s"}, 50, &status.Runtime{}, "container runtime status check may not have completed yet\nnetwork state unknown"},
-		"no images":       {read(&cri.Snapshot{Endpoint: "unix:///s", LastReady: now, Status: ready}, cri.CallStatus, cri.CallListImages), 50, &status.Runtime{Images: []v1.ContainerImage{}, Handlers: []v1.NodeRuntimeHandler{}}, ""},
-		"images unlisted": {read(&cri.Snapshot{Endpoint: "unix:///s", LastReady: now, Status: ready, Version: cri.Version{RuntimeName: "containerd", RuntimeVersion: "1.6.20~ds1"}}, cri.CallStatus, cri.CallVersion), 50, &status.Runtime{Version: "containerd://1.6.20", Handlers: []v1.NodeRuntimeHandler{}}, ""},
+		"nothing told":    {&cri.Snapshot{Endpoint: "unix:///s"}, 50, &node.Runtime{}, "container runtime status check may not have completed yet\nnetwork state unknown"},
+		"no images":       {read(&cri.Snapshot{Endpoint: "unix:///s", LastReady: now, Status: ready}, cri.CallStatus, cri.CallListImages), 50, &node.Runtime{Images: []v1.ContainerImage{}, Handlers: []v1.NodeRuntimeHandler{}}, ""},
+		"images unlisted": {read(&cri.Snapshot{Endpoint: "unix:///s", LastReady: now, Status: ready, Version: cri.Version{RuntimeName: "containerd", RuntimeVersion: "1.6.20~ds1"}}, cri.CallStatus, cri.CallVersion), 50, &node.Runtime{Version: "containerd://1.6.20", Handlers: []v1.NodeRuntimeHandler{}}, ""},
 		"everything": {
 			read(&cri.Snapshot{
 				Endpoint: "unix:///s", LastReady: now,
@@ -59,7 +59,7 @@ func TestRuntimeFacts(t *testing.T) {
 					{ID: "c", Size: 10, Tags: []string{"c:1"}},
 				},
 			}, cri.CallStatus, cri.CallVersion, cri.CallListImages), 2,
-			&status.Runtime{
+			&node.Runtime{
 				Version: "cri-o://1.31.0",
 				Images: []v1.ContainerImage{
 					{Names: []string{"r@sha256:1", "r@sha256:2", "r:1", "r:2", "r:3"}, SizeBytes: 30},

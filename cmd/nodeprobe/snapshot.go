@@ -18,7 +18,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/bpf"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/cri"
-	"github.com/nodeprobe/nodeprobe/status"
+	"github.com/nodeprobe/nodeprobe/status/node"
 )
 
 func newSnapshotCommand(p *paths) *cobra.Command {
@@ -87,7 +87,7 @@ func snapshot(ctx context.Context, stdout, stderr io.Writer, cfg *config, p *pol
 	inUse := volumes.Sample(ctx)
 	facts.Volumes, facts.VolumeLimits = volumeFacts(inUse), &p.volumeLimits
 
-	node, nodeErr := previewNode(ctx, cfg, p, &facts)
+	node, nodeErr := previewNode(ctx, cfg, p, facts)
 	out := snapshotOutput{
 		Snapshot: newView(&facts.Snapshot, facts.Verdicts[:], monitor.forecast(), sensor.Hooks()),
 		Node:     node,
@@ -137,13 +137,14 @@ func watch(ctx context.Context, sampler *probe.Sampler, monitor *monitor, period
 }
 
 // previewNode is the Node that own mode would create.
-func previewNode(ctx context.Context, cfg *config, p *policy, facts *status.Facts) (*v1.Node, error) {
-	nodeCfg := nodeConfig(cfg, p)
+func previewNode(ctx context.Context, cfg *config, p *policy, facts node.Facts) (*v1.Node, error) {
+	content := node.New(nodeConfig(cfg, p))
+	content.Observe(facts)
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second) // the node's name may have to be looked up
 	defer cancel()
-	node, err := status.InitialNode(ctx, &nodeCfg, facts, facts.Snapshot.Time)
-	node.APIVersion, node.Kind = "v1", "Node"
-	return node, err
+	initial, _, err := content.Initial(ctx, facts.Snapshot.Time)
+	initial.APIVersion, initial.Kind = "v1", "Node"
+	return initial, err
 }
 
 // sampleRuntime asks the container runtime once.

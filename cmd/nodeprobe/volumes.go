@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/nodeprobe/nodeprobe/probe/volume"
-	"github.com/nodeprobe/nodeprobe/status"
+	"github.com/nodeprobe/nodeprobe/status/node"
 )
 
 // newVolumes returns what finds the volumes in use.
@@ -30,13 +30,13 @@ func newVolumes(cfg *config, paths paths, log *slog.Logger, reg prometheus.Regis
 }
 
 // volumeFacts puts the volumes in use into the Node's words; nil if none are known.
-func volumeFacts(v volume.Snapshot) *status.Volumes {
+func volumeFacts(v volume.Snapshot) *node.Volumes {
 	if !v.Known {
 		return nil
 	}
-	facts := &status.Volumes{InUse: make([]v1.UniqueVolumeName, len(v.InUse)), Partial: v.Err != nil}
+	facts := &node.Volumes{InUse: make([]v1.UniqueVolumeName, len(v.InUse)), Partial: v.Err != nil}
 	for i, volume := range v.InUse {
-		facts.InUse[i] = status.VolumeInUse(volume.Driver, volume.Handle)
+		facts.InUse[i] = node.VolumeInUse(volume.Driver, volume.Handle)
 	}
 	return facts
 }
@@ -44,7 +44,7 @@ func volumeFacts(v volume.Snapshot) *status.Volumes {
 // parseVolumeLimits reads volumeLimits, whose keys are drivers or resources.
 func (p *policy) parseVolumeLimits(c *config) []problem {
 	var problems []problem
-	p.volumeLimits = status.VolumeLimits{}
+	p.volumeLimits = node.VolumeLimits{}
 	for _, key := range slices.Sorted(maps.Keys(c.VolumeLimits)) {
 		text := c.VolumeLimits[key]
 		name, err := volumeLimitName(key)
@@ -85,5 +85,5 @@ func volumeLimitName(key string) (v1.ResourceName, error) {
 	if len(reasons) > 0 {
 		return "", errors.New("not the name of a CSI driver: " + strings.Join(reasons, ", "))
 	}
-	return status.VolumeLimitName(key), nil
+	return node.VolumeLimitName(key), nil
 }

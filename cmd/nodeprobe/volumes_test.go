@@ -10,7 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/nodeprobe/nodeprobe/probe/volume"
-	"github.com/nodeprobe/nodeprobe/status"
+	"github.com/nodeprobe/nodeprobe/status/node"
 )
 
 func TestVolumeFacts(t *testing.T) {
@@ -19,12 +19,12 @@ func TestVolumeFacts(t *testing.T) {
 	for _, test := range []struct {
 		name string
 		in   volume.Snapshot
-		want *status.Volumes
+		want *node.Volumes
 	}{
 		{"not known", volume.Snapshot{Err: errors.New("no answer")}, nil},
-		{"none", volume.Snapshot{Known: true}, &status.Volumes{InUse: []v1.UniqueVolumeName{}}},
-		{"one", volume.Snapshot{Known: true, InUse: volumes}, &status.Volumes{InUse: inUse}},
-		{"one, perhaps more", volume.Snapshot{Known: true, InUse: volumes, Err: errors.New("broken")}, &status.Volumes{InUse: inUse, Partial: true}},
+		{"none", volume.Snapshot{Known: true}, &node.Volumes{InUse: []v1.UniqueVolumeName{}}},
+		{"one", volume.Snapshot{Known: true, InUse: volumes}, &node.Volumes{InUse: inUse}},
+		{"one, perhaps more", volume.Snapshot{Known: true, InUse: volumes, Err: errors.New("broken")}, &node.Volumes{InUse: inUse, Partial: true}},
 	} {
 		if d := cmp.Diff(test.want, volumeFacts(test.in)); d != "" {
 			t.Errorf("%s (-want +got):\n%s", test.name, d)
@@ -41,7 +41,7 @@ func TestVolumeLimitsConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := status.VolumeLimits{"attachable-volumes-csi-disk.example.com": 0, "attachable-volumes-csi-Other.example.com": 12, "attachable-volumes-aws-ebs": 39}
+	want := node.VolumeLimits{"attachable-volumes-csi-disk.example.com": 0, "attachable-volumes-csi-Other.example.com": 12, "attachable-volumes-aws-ebs": 39}
 	if d := cmp.Diff(want, p.volumeLimits); d != "" {
 		t.Errorf("(-want +got):\n%s", d)
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 	"github.com/nodeprobe/nodeprobe/status"
+	statusnode "github.com/nodeprobe/nodeprobe/status/node"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
@@ -34,12 +35,22 @@ type contested struct {
 	*node
 	status.Nodes // the API server
 
-	mu      sync.Mutex // guards the rest
-	facts   status.Facts
-	active  bool
-	patches int
-	lost    []string
-	patched chan struct{}
+	mu        sync.Mutex // guards the rest
+	facts     statusnode.Facts
+	unhealthy error
+	active    bool
+	patches   int
+	lost      []string
+	patched   chan struct{}
+}
+
+// unheld is a content of which no change is held back.
+type unheld struct{ *statusnode.Content }
+
+func (u unheld) Draft(ctx context.Context, old *corev1.Node, now time.Time, due bool) status.Draft {
+	draft := u.Content.Draft(ctx, old, now, due)
+	draft.Urgent = true
+	return draft
 }
 
 // A thousand patches, each of another of our fields, and each overtaken by a
@@ -51,22 +62,26 @@ func TestThousandContestedPatches(t *testing.T) {
 	config := must.Get(cp.ConfigFor("system:node:"+n.name, "system:nodes"))(t)
 	client := must.Get(kubernetes.NewForConfig(config))(t)
 	c := &contested{node: n, Nodes: status.NewNodes(client.CoreV1().RESTClient()), patched: make(chan struct{}, 1)}
-	c.facts = status.Facts{Urgent: true, Snapshot: probe.Snapshot{ // urgent: never held back
+	c.facts = statusnode.Facts{Snapshot: probe.Snapshot{
 		Time: time.Now(), Machine: probe.Machine{MachineID: "machine", BootID: "boot"},
 		Capacity: probe.Capacity{CPUs: 4, Memory: 8 << 30, MemoryOK: true, EphemeralStorage: 64 << 30},
 	}}
 	for i := range c.facts.Verdicts {
 		c.facts.Verdicts[i] = pressure.Verdict{Condition: pressure.Condition(i), Status: pressure.False, Since: time.Now()}
 	}
-	updater := must.Get(status.New(status.Config{
-		NodeName: n.name, Nodes: c, Timeout: 30 * time.Second, Register: true, KubeletVersion: "v1.36.3",
-		Facts: func() status.Facts { c.mu.Lock(); defer c.mu.Unlock(); return c.facts },
-		Addresses: status.Addresses{
+	content := unheld{statusnode.New(statusnode.Config{
+		NodeName: n.name, KubeletVersion: "v1.36.3",
+		Addresses: statusnode.Addresses{
 			NodeName: n.name, Hostname: n.name, NodeIPs: []net.IP{net.IPv4(192, 0, 2, 1)}, ExternalCloudProvider: true,
 			Interfaces: func() ([]net.Addr, error) { return []net.Addr{&net.IPAddr{IP: net.IPv4(192, 0, 2, 1)}}, nil },
 		},
-		Resources:       status.Resources{MaxPods: 110, LocalStorageCapacityIsolation: true},
-		UpdateFrequency: time.Hour, ReportFrequency: time.Hour,
+		Resources: statusnode.Resources{MaxPods: 110, LocalStorageCapacityIsolation: true},
+		Healthy:   func() error { c.mu.Lock(); defer c.mu.Unlock(); return c.unhealthy },
+	})}
+	content.Observe(c.facts)
+	updater := must.Get(status.New(status.Config{
+		NodeName: n.name, Nodes: c, Timeout: 30 * time.Second, Content: content, Registrar: content,
+		UpdateFrequency: time.Hour, ReportFrequency: time.Hour, RetryRefused: true,
 	}))(t)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -81,6 +96,7 @@ func TestThousandContestedPatches(t *testing.T) {
 		c.mu.Lock()
 		c.active = true
 		c.change(i)
+		content.Observe(c.facts)
 		c.mu.Unlock()
 		updater.Wake()
 		select {
@@ -92,7 +108,7 @@ func TestThousandContestedPatches(t *testing.T) {
 	t.Logf("%d patches in %s", c.count(), time.Since(began).Round(time.Millisecond))
 	c.mu.Lock()
 	c.active = false
-	lost, facts := c.lost, c.facts
+	lost, facts, unhealthy := c.lost, c.facts, c.unhealthy
 	c.mu.Unlock()
 	for _, l := range lost[:min(len(lost), 5)] {
 		t.Error(l)
@@ -100,7 +116,7 @@ func TestThousandContestedPatches(t *testing.T) {
 	if len(lost) > 0 {
 		t.Fatalf("%d of the patches changed what is not ours", len(lost))
 	}
-	eventually(t, "what is ours follows what others have said last", func() error { return checkOurs(n, &facts) })
+	eventually(t, "what is ours follows what others have said last", func() error { return checkOurs(n, &facts, unhealthy) })
 }
 
 // settle puts the foreign content onto the Node, and waits until nothing of it
@@ -188,10 +204,10 @@ func (c *contested) change(i int) {
 	case 3:
 		f.Snapshot.Capacity.Memory += 1 << 20
 	case 4:
-		if f.Unhealthy == nil {
-			f.Unhealthy = errors.New("for example")
+		if c.unhealthy == nil {
+			c.unhealthy = errors.New("for example")
 		} else {
-			f.Unhealthy = nil
+			c.unhealthy = nil
 		}
 	}
 }
@@ -313,7 +329,7 @@ func (c *contested) foreignPatch(patch map[string]any, subresources ...string) *
 }
 
 // checkOurs compares what is ours with the facts.
-func checkOurs(n *node, facts *status.Facts) error {
+func checkOurs(n *node, facts *statusnode.Facts, unhealthy error) error {
 	got := n.mustGet()
 	for _, v := range facts.Verdicts {
 		if c := nodewatch.Condition(got, corev1.NodeConditionType(v.Condition.String())); string(c.Status) != v.Status.String() {
@@ -321,7 +337,7 @@ func checkOurs(n *node, facts *status.Facts) error {
 		}
 	}
 	ready := corev1.ConditionTrue
-	if facts.Unhealthy != nil {
+	if unhealthy != nil {
 		ready = corev1.ConditionFalse
 	}
 	if !nodewatch.Has(corev1.NodeReady, ready)(got) {

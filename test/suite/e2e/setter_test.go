@@ -19,6 +19,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 	"github.com/nodeprobe/nodeprobe/status"
+	statusnode "github.com/nodeprobe/nodeprobe/status/node"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
@@ -28,10 +29,9 @@ import (
 type custom struct {
 	*node
 	updater *status.Updater
-	facts   status.Facts
 
 	mu  sync.Mutex // guards the rest
-	set status.Setter
+	set statusnode.Setter
 	log bytes.Buffer
 }
 
@@ -49,33 +49,30 @@ func (c *custom) logged() string {
 
 // newCustom starts one whose setter does nothing yet. Nothing is posted in the
 // test's time unless it is a change, and no pass is made but after wake.
-func newCustom(t *testing.T, runtime *status.Runtime) *custom {
+func newCustom(t *testing.T, runtime *statusnode.Runtime) *custom {
 	t.Helper()
 	cp := controlplane.StartForTest(t)
 	c := &custom{node: &node{t: t, name: controlplane.ObjectName(t), client: cp.Client()}}
 	config := must.Get(cp.ConfigFor("system:node:"+c.name, "system:nodes"))(t)
 	client := must.Get(kubernetes.NewForConfig(config))(t)
-	c.facts = status.Facts{
-		Urgent: true, // never held back
+	facts := statusnode.Facts{
 		Snapshot: probe.Snapshot{
 			Time: time.Now(), Machine: probe.Machine{MachineID: "machine", BootID: "boot"},
 			Capacity: probe.Capacity{CPUs: 4, Memory: 8 << 30, MemoryOK: true, EphemeralStorage: 64 << 30},
 		},
 		Runtime: runtime,
 	}
-	for i := range c.facts.Verdicts {
-		c.facts.Verdicts[i] = pressure.Verdict{Condition: pressure.Condition(i), Status: pressure.False, Since: time.Now()}
+	for i := range facts.Verdicts {
+		facts.Verdicts[i] = pressure.Verdict{Condition: pressure.Condition(i), Status: pressure.False, Since: time.Now()}
 	}
-	cfg := status.Config{
-		NodeName: c.name, Nodes: status.NewNodes(client.CoreV1().RESTClient()), Timeout: 30 * time.Second, Register: true,
-		KubeletVersion: "v1.36.3", Facts: func() status.Facts { return c.facts },
-		Addresses: status.Addresses{
+	content := unheld{statusnode.New(statusnode.Config{
+		NodeName: c.name, KubeletVersion: "v1.36.3",
+		Addresses: statusnode.Addresses{
 			NodeName: c.name, Hostname: c.name, NodeIPs: []net.IP{net.IPv4(192, 0, 2, 1)},
 			Interfaces: func() ([]net.Addr, error) { return []net.Addr{&net.IPAddr{IP: net.IPv4(192, 0, 2, 1)}}, nil },
 		},
-		Resources:       status.Resources{MaxPods: 110, LocalStorageCapacityIsolation: true},
-		UpdateFrequency: time.Hour, ReportFrequency: time.Hour,
-		Setters: []status.Setter{func(ctx context.Context, n *corev1.Node) error {
+		Resources: statusnode.Resources{MaxPods: 110, LocalStorageCapacityIsolation: true},
+		Setters: []statusnode.Setter{func(ctx context.Context, n *corev1.Node) error {
 			c.mu.Lock()
 			set := c.set
 			c.mu.Unlock()
@@ -84,9 +81,14 @@ func newCustom(t *testing.T, runtime *status.Runtime) *custom {
 			}
 			return set(ctx, n)
 		}},
+	})}
+	content.Observe(facts)
+	c.updater = must.Get(status.New(status.Config{
+		NodeName: c.name, Nodes: status.NewNodes(client.CoreV1().RESTClient()), Timeout: 30 * time.Second,
+		Content: content, Registrar: content,
+		UpdateFrequency: time.Hour, ReportFrequency: time.Hour, RetryRefused: true,
 		Logger: slog.New(slog.NewTextHandler(c, nil)),
-	}
-	c.updater = must.Get(status.New(cfg))(t)
+	}))(t)
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- c.updater.Run(ctx) }()
@@ -202,7 +204,7 @@ func TestSetterOfStatus(t *testing.T) {
 	images := []corev1.ContainerImage{
 		{Names: []string{"example.com/a:1"}, SizeBytes: 3}, {Names: []string{"internal.example.com/b:1"}, SizeBytes: 2}, {Names: []string{"example.com/c:1"}, SizeBytes: 1},
 	}
-	c := newCustom(t, &status.Runtime{Version: "containerd://2.0.0", Images: slices.Clone(images)})
+	c := newCustom(t, &statusnode.Runtime{Version: "containerd://2.0.0", Images: slices.Clone(images)})
 	shows := func(want int) func(n *corev1.Node) error {
 		return func(n *corev1.Node) error {
 			if len(n.Status.Images) != want || slices.ContainsFunc(n.Status.Images, func(i corev1.ContainerImage) bool { return len(i.Names) == 0 }) {

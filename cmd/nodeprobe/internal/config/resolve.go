@@ -15,7 +15,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
-	"github.com/nodeprobe/nodeprobe/status"
+	"github.com/nodeprobe/nodeprobe/status/node"
 )
 
 // resolver parses the texts of a file, and collects everything that is wrong.
@@ -156,7 +156,7 @@ func (r *resolver) conditions() {
 func (r *resolver) node() {
 	a := &r.loaded.Agent
 	var err error
-	a.NodeIPs, err = status.ParseNodeIPs(r.NodeIP)
+	a.NodeIPs, err = node.ParseNodeIPs(r.NodeIP)
 	r.check("nodeIP", "", err)
 	a.Taints = make([]v1.Taint, len(r.RegisterWithTaints))
 	for i, t := range r.RegisterWithTaints {

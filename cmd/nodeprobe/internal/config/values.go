@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 
-	"github.com/nodeprobe/nodeprobe/status"
+	"github.com/nodeprobe/nodeprobe/status/node"
 )
 
 // explain returns the error of parsing a text in words that say what to write instead.
@@ -108,7 +108,7 @@ func volumeLimitName(key string) (v1.ResourceName, error) {
 	case len(validation.IsDNS1123Subdomain(strings.ToLower(key))) > 0:
 		return "", errors.New("not the name of a CSI driver; use letters, digits, '-' and '.', such as disk.example.com")
 	}
-	return status.VolumeLimitName(key), nil
+	return node.VolumeLimitName(key), nil
 }
 
 // listenAddress checks what net.Listen is to get; "" is no address at all.
