@@ -153,6 +153,7 @@ func sampleRuntime(ctx context.Context, cfg *config, paths paths) (*cri.Snapshot
 	if err != nil {
 		return nil, err
 	}
+	defer sampler.Close()
 	return sampler.Sample(ctx), nil
 }
 

@@ -8,26 +8,46 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// methods are the calls as HTTP/2 paths.
+const (
+	// maxMessage bounds a reply, in bytes: the kubelet's bound.
+	maxMessage = 16 << 20
+	// maxHeaders bounds the headers of a reply, in bytes. They carry the runtime's
+	// error message.
+	maxHeaders = 64 << 10
+	// bufferSize is that of a connection's read and write buffers, in bytes. A
+	// reply is read past the buffer, and all other traffic is small.
+	bufferSize = 4 << 10
+	// window is how many bytes the runtime may send ahead. It is fixed, because
+	// otherwise grpc pings the runtime to find a better one.
+	window = 64 << 10
+	// maxSocketPath is what fits into a socket's address, with its final NUL.
+	maxSocketPath = 107
+)
+
 var methods = [NumCalls]string{
-	CallStatus:              "/runtime.v1.RuntimeService/Status",
-	CallVersion:             "/runtime.v1.RuntimeService/Version",
-	CallUpdateRuntimeConfig: "/runtime.v1.RuntimeService/UpdateRuntimeConfig",
-	CallImageFsInfo:         "/runtime.v1.ImageService/ImageFsInfo",
-	CallListImages:          "/runtime.v1.ImageService/ListImages",
+	CallStatus:              runtimeapi.RuntimeService_Status_FullMethodName,
+	CallVersion:             runtimeapi.RuntimeService_Version_FullMethodName,
+	CallUpdateRuntimeConfig: runtimeapi.RuntimeService_UpdateRuntimeConfig_FullMethodName,
+	CallImageFsInfo:         runtimeapi.ImageService_ImageFsInfo_FullMethodName,
+	CallListImages:          runtimeapi.ImageService_ListImages_FullMethodName,
 }
 
-// ofImages says whether the image service answers a call, which may have a socket
-// of its own.
+// ofImages reports whether the image service answers a call, which may have a
+// socket of its own.
 func (c Call) ofImages() bool { return c == CallImageFsInfo || c == CallListImages }
 
-// maxSocketPath is what fits into the address of a socket, with its final NUL.
-const maxSocketPath = 107
-
-// SocketPath returns where an endpoint's socket is: it is "unix:" and an absolute
-// path, with or without the "//" of a URL, or that path alone.
+// SocketPath returns the path of an endpoint's socket. An endpoint is "unix:" and
+// an absolute path, with or without the "//" of a URL, or that path alone.
 func SocketPath(endpoint string) (string, error) {
 	path := strings.TrimPrefix(strings.TrimPrefix(endpoint, "unix:"), "//")
 	switch {
@@ -39,86 +59,139 @@ func SocketPath(endpoint string) (string, error) {
 	return path, nil
 }
 
-// client makes calls, over a connection that it makes for the first of them and
-// keeps until close.
+// client calls the services behind a socket. It connects for the first call, and
+// again when the connection was lost. close it after a call that got no reply: grpc
+// would keep trying to connect in the background otherwise.
 type client struct {
 	path    string
-	conn    *conn  // nil if there is none
+	dial    func(ctx context.Context, path string) (net.Conn, error)
 	dialled func() // called at each attempt to connect
-	dial    func(context.Context, string) (*conn, error)
-	hung    chan struct{} // closed when the attempt ends that was given up last; nil if there is none
+
+	conn    *grpc.ClientConn      // nil while closed
+	dialing chan struct{}         // full while dial runs
+	dialErr atomic.Pointer[error] // of the latest dial; nil if it succeeded
 }
 
-func (c *client) call(ctx context.Context, call Call, request []byte) ([]byte, error) {
+func newClient(path string, dialled func()) *client {
+	return &client{path: path, dial: dialSocket, dialled: dialled, dialing: make(chan struct{}, 1)}
+}
+
+// call makes one unary call. It returns when ctx ends. A call over a connection
+// that an earlier one has left open is repeated over a new one if that is how it
+// fails: the runtime may have restarted since.
+func (c *client) call(ctx context.Context, call Call, request, reply proto.Message) error {
+	kept := c.conn != nil
+	err := c.callOnce(ctx, call, request, reply)
+	if kept && status.Code(err) == codes.Unavailable && ctx.Err() == nil {
+		c.close()
+		err = c.callOnce(ctx, call, request, reply)
+	}
+	if err == nil {
+		return nil
+	}
+	if dialErr := c.dialErr.Load(); dialErr != nil && status.Code(err) == codes.Unavailable {
+		return *dialErr
+	}
+	return &callError{status.Convert(err)}
+}
+
+func (c *client) callOnce(ctx context.Context, call Call, request, reply proto.Message) error {
 	if c.conn == nil {
-		conn, err := c.connect(ctx)
+		conn, err := c.connect()
 		if err != nil {
-			return nil, err
+			return err
 		}
 		c.conn = conn
 	}
-	return c.conn.call(ctx, methods[call], request)
+	return c.conn.Invoke(ctx, methods[call], request, reply)
 }
 
-// connect returns when ctx ends. The kernel looks for the socket on what disks there
-// are on the way, and where one hangs, it heeds no deadline: then there is no other
-// attempt meanwhile.
-func (c *client) connect(ctx context.Context) (*conn, error) {
-	if c.hung != nil {
-		select {
-		case <-c.hung:
-			c.hung = nil
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
-		}
+// connect prepares a connection. Nothing may wake the process between two calls:
+// no ping, no idle timer, no resolver.
+func (c *client) connect() (*grpc.ClientConn, error) {
+	c.dialErr.Store(nil)
+	return grpc.NewClient("passthrough:///"+c.path,
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			conn, err := c.dialOnce(ctx)
+			if err != nil {
+				c.dialErr.Store(&err)
+				return nil, err
+			}
+			c.dialErr.Store(nil)
+			return conn, nil
+		}),
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithAuthority("localhost"),
+		grpc.WithNoProxy(),
+		grpc.WithDisableServiceConfig(),
+		grpc.WithIdleTimeout(0),
+		grpc.WithStaticStreamWindowSize(window),
+		grpc.WithStaticConnWindowSize(window),
+		grpc.WithReadBufferSize(bufferSize),
+		grpc.WithWriteBufferSize(bufferSize),
+		grpc.WithMaxHeaderListSize(maxHeaders),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
+	)
+}
+
+// dialOnce dials unless an earlier attempt still runs; then it waits for the end
+// of that one. The kernel looks up the socket on whatever disks are on the way,
+// and where one hangs, connect(2) heeds no deadline: one goroutine may be stuck
+// there, not one for each Sample.
+func (c *client) dialOnce(ctx context.Context) (net.Conn, error) {
+	select {
+	case c.dialing <- struct{}{}:
+		defer func() { <-c.dialing }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
 	c.dialled()
-	type attempt struct {
-		conn *conn
-		err  error
-	}
-	answer := make(chan attempt, 1)
-	go func() {
-		conn, err := c.dial(ctx, c.path)
-		if err != nil {
-			err = dialError(ctx, c.path, err)
-		}
-		answer <- attempt{conn, err}
-	}()
-	select {
-	case a := <-answer:
-		return a.conn, a.err
-	case <-ctx.Done():
-	}
-	hung := make(chan struct{})
-	c.hung = hung
-	go func() {
-		if a := <-answer; a.err == nil {
-			a.conn.close() // nobody wants it any more
-		}
-		close(hung)
-	}()
-	return nil, context.Cause(ctx)
+	return c.dial(ctx, c.path)
 }
 
 func (c *client) close() {
 	if c.conn != nil {
-		c.conn.close()
+		c.conn.Close() // fails only if closed before
 		c.conn = nil
 	}
 }
 
-// dialError says what is in the way of connecting, without the path, which the
-// endpoint tells already.
-func dialError(ctx context.Context, path string, err error) error {
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
+// dialSocket connects to a socket. The error does not name the path: the endpoint,
+// which the caller adds, does.
+func dialSocket(ctx context.Context, path string) (net.Conn, error) {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", path)
+	if err == nil {
+		return conn, nil
 	}
 	if info, statErr := os.Stat(path); statErr == nil && info.Mode().Type() != os.ModeSocket {
-		return errors.New("it is not a socket")
+		return nil, errors.New("it is not a socket")
 	}
 	if op, ok := errors.AsType[*net.OpError](err); ok {
-		return op.Err
+		return nil, op.Err
 	}
-	return err
+	return nil, err
+}
+
+// callError is an error that the runtime returned, or grpc in its place.
+type callError struct{ status *status.Status }
+
+func (e *callError) Error() string {
+	text := e.status.Code().String()
+	if message := e.status.Message(); message != "" {
+		text += ": " + message
+	}
+	if e.status.Code() == codes.Unimplemented && strings.Contains(e.status.Message(), "unknown service") {
+		// containerd's CRI can be turned off, and some packages do so; and old
+		// runtimes speak v1alpha2.
+		text += " (the runtime does not offer CRI v1)"
+	}
+	return text
+}
+
+// answered reports whether a call that failed reached a runtime: all but
+// Unavailable, by which grpc reports that there is no connection. A runtime that
+// returns it itself is treated the same.
+func answered(err error) bool {
+	failed, ok := errors.AsType[*callError](err)
+	return ok && failed.status.Code() != codes.Unavailable
 }

@@ -3,7 +3,7 @@ package cri
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"io"
 	"iter"
@@ -12,11 +12,19 @@ import (
 	"os"
 	goruntime "runtime"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/nodeprobe/nodeprobe/probe/cri/critest"
 )
 
 func newSampler(t testing.TB, cfg Config) *Sampler {
@@ -25,6 +33,7 @@ func newSampler(t testing.TB, cfg Config) *Sampler {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(s.Close)
 	return s
 }
 
@@ -41,7 +50,7 @@ func questions(s *Snapshot) iter.Seq2[Call, Read] {
 
 func TestSampleReadsEverything(t *testing.T) {
 	path := socket(t)
-	runtime := startRuntime(t, path, healthy())
+	runtime := startRuntime(t, path, fullReplies())
 	s := newSampler(t, Config{Endpoint: "unix://" + path})
 	var got Snapshot
 	for range 3 {
@@ -63,30 +72,29 @@ func TestSampleReadsEverything(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	connections, calls := runtime.counts()
-	if diff := cmp.Diff(map[string]int{"Status": 3, "Version": 1, "ImageFsInfo": 1, "ListImages": 1}, calls); connections != 3 || diff != "" {
-		t.Errorf("%d connections; calls: %s", connections, diff)
+	if n := runtime.Accepted(); n != 1 {
+		t.Errorf("%d connections, want 1", n)
+	}
+	for call, want := range map[string]int{"Status": 3, "Version": 1, "ImageFsInfo": 1, "ListImages": 1} {
+		if got := runtime.Calls(call); got != want {
+			t.Errorf("%d calls of %s, want %d", got, call, want)
+		}
 	}
 }
 
-// Whatever is at the endpoint, the error names it and says what is wrong.
+// Whatever is at the endpoint, the error names it and what is wrong.
 func TestErrors(t *testing.T) {
-	random := make([]byte, 4096)
-	rand.Read(random)
-	say := func(text string) func(net.Conn) {
-		return func(c net.Conn) {
-			c.Write([]byte(text))
-			io.Copy(io.Discard, c)
-			c.Close()
-		}
-	}
-	status := func(answer http.HandlerFunc) func(*testing.T, string) {
+	say := func(text string) func(*testing.T, string) {
 		return func(t *testing.T, path string) {
-			startRuntime(t, path, map[Call]http.HandlerFunc{CallStatus: answer})
+			listen(t, path, func(c net.Conn) {
+				c.Write([]byte(text))
+				io.Copy(io.Discard, c)
+				c.Close()
+			})
 		}
 	}
-	serve := func(f func(net.Conn)) func(*testing.T, string) {
-		return func(t *testing.T, path string) { listen(t, path, f) }
+	reply := func(replies critest.Replies) func(*testing.T, string) {
+		return func(t *testing.T, path string) { startRuntime(t, path, replies) }
 	}
 	for name, test := range map[string]struct {
 		start func(*testing.T, string)
@@ -111,35 +119,37 @@ func TestErrors(t *testing.T) {
 			l.SetUnlinkOnClose(false)
 			l.Close()
 		}, "connect: connection refused"},
-		"never answers":    {serve(func(c net.Conn) { io.Copy(io.Discard, c); c.Close() }), "no answer within 200ms"},
-		"never reads":      {serve(func(c net.Conn) { t.Cleanup(func() { c.Close() }) }), "no answer within 200ms"},
-		"never ends":       {status(func(w http.ResponseWriter, r *http.Request) { <-r.Context().Done() }), "no answer within 200ms"},
-		"closes at once":   {serve(func(c net.Conn) { c.Close() }), "connection is closed without an answer"},
-		"HTTP/1.1":         {serve(say("HTTP/1.1 400 Bad Request\r\n\r\n")), "looked like an HTTP/1.1 header"},
-		"text":             {serve(say("SSH-2.0-OpenSSH_9.2p1 Debian\r\n")), "http2: frame too large"},
-		"settings no more": {serve(say("\x00\x00\x00\x04\x00\x00\x00\x00\x00")), "no answer within 200ms"},
-		"breaks off":       {serve(func(c net.Conn) { c.Write([]byte("\x00\x00\x09\x04")); c.Close() }), "connection is closed without an answer"},
-		"bad settings":     {serve(say("\x00\x00\x01\x04\x00\x00\x00\x00\x00\x00")), "FRAME_SIZE_ERROR"},
-		"bad headers":      {serve(say("\x00\x00\x01\x01\x05\x00\x00\x00\x01\xff")), "COMPRESSION_ERROR"},
-		"data first":       {serve(say("\x00\x00\x01\x00\x01\x00\x00\x00\x01\x00")), "answer has no headers"},
-		"reset":            {serve(say("\x00\x00\x04\x03\x00\x00\x00\x00\x01\x00\x00\x00\x02")), "call is reset: INTERNAL_ERROR"},
-		"refused stream":   {serve(say("\x00\x00\x04\x03\x00\x00\x00\x00\x01\x00\x00\x00\x07")), "call is reset: REFUSED_STREAM"},
-		"goes away":        {serve(say("\x00\x00\x08\x07\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00")), "connection is closed without an answer"},
-		"HTTP/2 only":      {status(func(w http.ResponseWriter, r *http.Request) { http.NotFound(w, r) }), `server of another kind: HTTP status "404"`},
-		"web page":         {status(func(w http.ResponseWriter, r *http.Request) { w.Write([]byte("<html>")) }), `server of another kind: content type "text/html; charset=utf-8"`},
-		"other version":    {status(nil), "Unimplemented: unknown service /runtime.v1.RuntimeService/Status (the runtime does not offer CRI v1)"},
-		"error":            {status(refuse(13, "100 % wrong: ä")), "Internal: 100 % wrong: ä"},
-		"unknown code":     {status(refuse(99, "")), "code 99"},
-		"error at the end": {status(raw(nil, "14", "not%20yet%zz")), "Unavailable: not%20yet%zz"},
-		"no status":        {status(raw([]byte{0, 0, 0, 0, 0}, "", "")), `answer ends with status ""`},
-		"no message":       {status(raw(nil, "0", "")), "read message: unexpected EOF"},
-		"short message":    {status(raw([]byte{0, 0, 0, 0, 9, 1}, "0", "")), "answer has 1 bytes instead of 9"},
-		"two messages":     {status(raw(make([]byte, 10), "0", "")), "answer has 5 bytes instead of 0"},
-		"compressed":       {status(raw([]byte{1, 0, 0, 0, 0}, "0", "")), "answer is compressed"},
-		"too long":         {status(raw([]byte{0, 1, 0, 0, 1}, "0", "")), "answer exceeds 16777216 bytes"},
-		"too many bytes":   {status(raw(make([]byte, prefixLen+maxMessage+1), "0", "")), "answer exceeds 16777216 bytes"},
-		"not a message":    {status(tell([]byte{0xff})), "decode answer: unexpected EOF"},
-		"no conditions":    {status(tell(nil)), "decode answer: RuntimeReady or NetworkReady is missing"},
+		"never answers": {say(""), "no answer within 200ms"},
+		"never reads": {func(t *testing.T, path string) {
+			listen(t, path, func(c net.Conn) { t.Cleanup(func() { c.Close() }) })
+		}, "no answer within 200ms"},
+		"never ends": {reply(critest.Replies{Before: func(ctx context.Context, _ string) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}}), "no answer within 200ms"},
+		"closes at once": {func(t *testing.T, path string) {
+			listen(t, path, func(c net.Conn) { c.Close() })
+		}, "Unavailable: "},
+		"breaks off": {func(t *testing.T, path string) {
+			listen(t, path, func(c net.Conn) { c.Write([]byte("\x00\x00\x09\x04")); c.Close() })
+		}, "Unavailable: "},
+		"HTTP/1.1":         {say("HTTP/1.1 400 Bad Request\r\n\r\n"), "looked like an HTTP/1.1 header"},
+		"text":             {say("SSH-2.0-OpenSSH_9.2p1 Debian\r\n"), "http2: frame too large"},
+		"settings no more": {say("\x00\x00\x00\x04\x00\x00\x00\x00\x00"), "no answer within 200ms"},
+		"goes away":        {say("\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x08\x07\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00"), "Unavailable: "},
+		"web page": {func(t *testing.T, path string) {
+			startWeb(t, path, func(w http.ResponseWriter, r *http.Request) { w.Write([]byte("<html>")) })
+		}, `unexpected content-type "text/html; charset=utf-8"`},
+		"other service": {
+			func(t *testing.T, path string) { startGRPC(t, path) },
+			"Unimplemented: unknown service runtime.v1.RuntimeService (the runtime does not offer CRI v1)",
+		},
+		"not offered":    {reply(refusing(status.Error(codes.Unimplemented, "method Status not implemented"))), "Unimplemented: method Status not implemented"},
+		"unknown code":   {reply(refusing(status.Error(99, ""))), "Code(99)"},
+		"too long":       {reply(critest.Replies{Status: statusReply(condition(images(maxMessage + 1).Images[0].Id, true, "", ""))}), "ResourceExhausted: grpc: received message larger than max"},
+		"not a message":  {startNonsense, "Internal: grpc: failed to unmarshal the received message"},
+		"no conditions":  {reply(critest.Replies{}), "RuntimeReady or NetworkReady is missing"},
+		"fails and ends": {reply(refusing(status.Error(codes.DeadlineExceeded, "of its own"))), "DeadlineExceeded: of its own"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := socket(t)
@@ -149,15 +159,67 @@ func TestErrors(t *testing.T) {
 				timeout = 200 * time.Millisecond
 			}
 			s := newSampler(t, Config{Endpoint: path, Timeout: timeout})
-			snap := s.Sample(t.Context())
-			err := snap.Reads[CallStatus].Err
+			err := s.Sample(t.Context()).Reads[CallStatus].Err
 			if prefix := "call Status of " + path + ": "; err == nil || !strings.HasPrefix(err.Error(), prefix) || !strings.Contains(err.Error(), test.want) {
 				t.Errorf("%v; want %s…%s", err, prefix, test.want)
 			}
-			for c, read := range questions(snap) {
-				if read.Err == nil || !read.Time.IsZero() {
-					t.Errorf("%s: %+v", c, read)
-				}
+			if read := s.Last().Reads[CallStatus]; !read.Time.IsZero() {
+				t.Errorf("Status was read at %v", read.Time)
+			}
+		})
+	}
+}
+
+// startWeb serves web pages over HTTP/2.
+func startWeb(t *testing.T, path string, page http.HandlerFunc) {
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	protocols := new(http.Protocols)
+	protocols.SetUnencryptedHTTP2(true)
+	server := &http.Server{Handler: page, Protocols: protocols}
+	served := make(chan struct{})
+	go func() { server.Serve(l); close(served) }()
+	t.Cleanup(func() { server.Close(); <-served })
+}
+
+// startGRPC serves gRPC, but no runtime.
+func startGRPC(t *testing.T, path string, options ...grpc.ServerOption) {
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(options...)
+	served := make(chan struct{})
+	go func() { server.Serve(l); close(served) }()
+	t.Cleanup(func() { server.Stop(); <-served })
+}
+
+// startNonsense serves messages of another type.
+func startNonsense(t *testing.T, path string) {
+	startGRPC(t, path, grpc.UnknownServiceHandler(func(_ any, stream grpc.ServerStream) error {
+		// Its field 1 is a string, and that of a StatusResponse a message.
+		return stream.SendMsg(&runtimeapi.VersionResponse{Version: "\xf0\x9f\x98\x80"})
+	}))
+}
+
+// Every error of the runtime arrives as it is, and costs no connection, but for the
+// one that also means that there is none.
+func TestRuntimeErrors(t *testing.T) {
+	const message = "failed: 100 %, %41, %zz, ä\n, 日本"
+	for code := codes.Canceled; code <= codes.Unauthenticated; code++ {
+		t.Run(code.String(), func(t *testing.T) {
+			path := socket(t)
+			runtime := startRuntime(t, path, refusing(status.Error(code, message)))
+			s := newSampler(t, Config{Endpoint: path})
+			s.Sample(t.Context())
+			err := s.Sample(t.Context()).Reads[CallStatus].Err
+			if want := "call Status of " + path + ": " + code.String() + ": " + message; err == nil || err.Error() != want {
+				t.Errorf("%v; want %s", err, want)
+			}
+			if got, same := runtime.Accepted(), code != codes.Unavailable; same != (got == 1) {
+				t.Errorf("%d connections", got)
 			}
 		})
 	}
@@ -201,13 +263,34 @@ func TestFailuresLeaveNothingBehind(t *testing.T) {
 	}
 }
 
+// Each Sample makes one attempt to connect, and nothing tries between them.
+func TestReconnects(t *testing.T) {
+	path := socket(t)
+	s := newSampler(t, Config{Endpoint: path})
+	var attempts atomic.Int32
+	dial := s.services[CallStatus].client.dial
+	s.services[CallStatus].client.dial = func(ctx context.Context, path string) (net.Conn, error) {
+		attempts.Add(1)
+		return dial(ctx, path)
+	}
+	for n := range int32(5) {
+		s.Sample(t.Context())
+		if got := attempts.Load(); got != n+1 {
+			t.Fatalf("%d attempts in %d samples", got, n+1)
+		}
+	}
+	if s.services[CallStatus].client.conn != nil {
+		t.Error("grpc is left to try on")
+	}
+}
+
 // A restart costs nothing, and while the runtime is gone, what is known stays.
 func TestRestart(t *testing.T) {
 	path := socket(t)
-	first := startRuntime(t, path, healthy())
+	first := startRuntime(t, path, fullReplies())
 	s := newSampler(t, Config{Endpoint: path})
 	s.Sample(t.Context())
-	first.stop()
+	first.Stop()
 
 	snap := s.Sample(t.Context())
 	for c, read := range questions(snap) {
@@ -219,9 +302,9 @@ func TestRestart(t *testing.T) {
 		t.Errorf("what is known is lost: %s", diff)
 	}
 
-	answers := healthy()
-	answers[CallVersion] = tell(join(str(2, "cri-o"), str(3, "1.34.0")))
-	startRuntime(t, path, answers)
+	replies := fullReplies()
+	replies.Version.RuntimeName = "cri-o"
+	startRuntime(t, path, replies)
 	snap = s.Sample(t.Context())
 	for c, read := range questions(snap) {
 		if read.Err != nil {
@@ -233,54 +316,75 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// A runtime that is about to stop answers what it has begun with.
-func TestGoAway(t *testing.T) {
+// A restart between two Samples is not an error, although the connection is from
+// before it, and the end of it may not have been noticed yet.
+func TestRestartInBetween(t *testing.T) {
 	path := socket(t)
-	answers := healthy()
-	ok := answers[CallStatus]
-	answers[CallStatus] = func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Connection", "close") // net/http's way to send GOAWAY
-		ok(w, r)
-	}
-	startRuntime(t, path, answers)
 	s := newSampler(t, Config{Endpoint: path})
-	snap := s.Sample(t.Context())
-	if err := snap.Reads[CallStatus].Err; err != nil {
-		t.Error(err)
+	for range 20 {
+		runtime := startRuntime(t, path, critest.Healthy())
+		if err := s.Sample(t.Context()).Reads[CallStatus].Err; err != nil {
+			t.Error(err)
+		}
+		runtime.Stop()
 	}
 }
 
-// Answers may be as large as we allow, all of them over one connection.
-func TestLargestAnswers(t *testing.T) {
+// A runtime that stops completes the call that it is in, and does not wait for the
+// next one.
+func TestGracefulStop(t *testing.T) {
 	path := socket(t)
-	padding := str(1000, strings.Repeat("x", maxMessage-len(imagesMessage)-1024))
-	startRuntime(t, path, map[Call]http.HandlerFunc{
-		CallStatus: tell(join(statusMessage, padding)), CallVersion: tell(join(versionMessage, padding)),
-		CallImageFsInfo: tell(join(filesystemsMessage, padding)), CallListImages: tell(join(imagesMessage, padding)),
-	})
+	stopped := make(chan struct{})
+	var runtime *critest.Runtime
+	replies := fullReplies()
+	replies.Before = func(context.Context, string) error {
+		go func() { runtime.GracefulStop(); close(stopped) }()
+		return nil
+	}
+	runtime = startRuntime(t, path, critest.Replies{})
+	runtime.Set(replies)
 	s := newSampler(t, Config{Endpoint: path})
-	for c, read := range questions(s.Sample(t.Context())) {
-		if read.Err != nil {
-			t.Errorf("%s: %v", c, read.Err)
-		}
+	call, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := s.fetch(call, CallStatus); err != nil {
+		t.Error(err)
+	}
+	<-stopped
+	if s.Sample(t.Context()).Reads[CallStatus].Err == nil {
+		t.Error("a stopped runtime answers")
+	}
+}
+
+// A list may be as long as the bound, and no longer.
+func TestLargestList(t *testing.T) {
+	path := socket(t)
+	replies := fullReplies()
+	replies.Images = images(maxMessage)
+	runtime := startRuntime(t, path, replies)
+	s := newSampler(t, Config{Endpoint: path, ImageInterval: time.Nanosecond})
+	if snap := s.Sample(t.Context()); len(snap.Images) != 1 || snap.Images[0].ID != replies.Images.Images[0].Id {
+		t.Errorf("%d images; error %v", len(snap.Images), snap.Reads[CallListImages].Err)
+	}
+	replies.Images = images(maxMessage + 1)
+	runtime.Set(replies)
+	if err := s.Sample(t.Context()).Reads[CallListImages].Err; err == nil || !strings.Contains(err.Error(), "larger than max") {
+		t.Errorf("one byte more: %v", err)
 	}
 }
 
 // The end of ctx ends a call, which has not failed for that.
 func TestContextEnds(t *testing.T) {
 	path := socket(t)
-	answers := healthy()
-	runtime := startRuntime(t, path, answers)
+	runtime := startRuntime(t, path, fullReplies())
 	s := newSampler(t, Config{Endpoint: path, Timeout: time.Hour})
 	before := *s.Sample(t.Context())
 	ctx, cancel := context.WithCancelCause(t.Context())
 	reason := errors.New("shutdown")
-	runtime.mu.Lock()
-	runtime.answers = map[Call]http.HandlerFunc{CallStatus: func(_ http.ResponseWriter, r *http.Request) {
+	runtime.Set(critest.Replies{Before: func(ctx context.Context, _ string) error {
 		cancel(reason)
-		<-r.Context().Done()
-	}}
-	runtime.mu.Unlock()
+		<-ctx.Done()
+		return ctx.Err()
+	}})
 	if err := s.Run(ctx, func() { t.Error("something has changed") }); !errors.Is(err, reason) {
 		t.Errorf("Run returns %v", err)
 	}
@@ -289,65 +393,126 @@ func TestContextEnds(t *testing.T) {
 	if diff := cmp.Diff(before, after); diff != "" {
 		t.Error(diff)
 	}
-}
-
-// An answer that comes when ctx has ended does not count, as the connection is
-// not to be used again.
-func TestContextEndsWithTheAnswer(t *testing.T) {
-	path := socket(t)
-	startRuntime(t, path, healthy())
-	reason := errors.New("shutdown")
-	for range 100 {
-		c, err := dial(t.Context(), path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithCancelCause(t.Context())
-		cancel(reason)
-		if _, err := c.call(ctx, methods[CallStatus], nil); !errors.Is(err, reason) {
-			t.Errorf("call returns %v", err)
-		}
-		c.close()
+	if s.services[CallStatus].client.conn != nil {
+		t.Error("Run leaves the connection open")
 	}
 }
 
-// A server may ask for more than an answer to a call.
-func TestPing(t *testing.T) {
-	path := socket(t)
-	acked := make(chan bool, 1)
-	listen(t, path, func(c net.Conn) {
-		defer c.Close()
-		c.Write([]byte("\x00\x00\x08\x06\x00\x00\x00\x00\x0012345678"))
-		var got []byte
-		for b := make([]byte, 4096); !bytes.Contains(got, []byte("\x06\x01\x00\x00\x00\x0012345678")); {
-			n, err := c.Read(b)
-			if err != nil {
-				acked <- false
-				return
+// Between two Samples nothing is sent or received for an hour, the connection stays
+// open, and no ping is sent at any time.
+func TestIdleConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &pipeListener{conns: make(chan net.Conn)}
+		runtime := critest.Serve(l, fullReplies())
+		defer runtime.Stop()
+		s := newSampler(t, Config{Endpoint: "/run/x.sock"})
+		defer s.Close()
+		var wire recorder
+		s.services[CallStatus].client.dial = func(context.Context, string) (net.Conn, error) {
+			ours, theirs := net.Pipe()
+			l.conns <- theirs
+			wire.Conn = ours
+			return &wire, nil
+		}
+		for range 3 {
+			for c, read := range questions(s.Sample(t.Context())) {
+				if read.Err != nil {
+					t.Fatalf("%s: %v", c, read.Err)
+				}
 			}
-			got = append(got, b[:n]...)
+			synctest.Wait()
+			sent := wire.len()
+			time.Sleep(time.Hour)
+			if n := wire.len(); n != sent {
+				t.Errorf("%d bytes sent while idle", n-sent)
+			}
 		}
-		acked <- true
+		if n := runtime.Accepted(); n != 1 {
+			t.Fatalf("%d connections, want 1", n)
+		}
+		types := wire.frameTypes(t)
+		if types[headers] == 0 || types[ping] != 0 {
+			t.Errorf("sent %d HEADERS, %d PING", types[headers], types[ping])
+		}
 	})
-	s := newSampler(t, Config{Endpoint: path})
-	s.Sample(t.Context())
-	if !<-acked {
-		t.Error("the ping is not answered")
-	}
 }
+
+// Types of frames.
+const headers, ping = 1, 6
+
+// recorder keeps what is sent.
+type recorder struct {
+	net.Conn
+
+	mu   sync.Mutex
+	sent bytes.Buffer
+}
+
+func (r *recorder) Write(b []byte) (int, error) {
+	r.mu.Lock()
+	r.sent.Write(b)
+	r.mu.Unlock()
+	return r.Conn.Write(b)
+}
+
+func (r *recorder) len() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.sent.Len()
+}
+
+// frameTypes counts HTTP/2 frames by type, but for answers to a ping.
+func (r *recorder) frameTypes(t *testing.T) map[byte]int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	const preface = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+	b, ok := bytes.CutPrefix(r.sent.Bytes(), []byte(preface))
+	if !ok {
+		t.Fatal("no HTTP/2")
+	}
+	types := map[byte]int{}
+	for len(b) >= 9 {
+		const ack = 1 // the runtime may ping
+		if b[3] != ping || b[4]&ack == 0 {
+			types[b[3]]++
+		}
+		b = b[9+binary.BigEndian.Uint32(b)>>8:]
+	}
+	return types
+}
+
+// pipeListener accepts one end of each pipe.
+type pipeListener struct {
+	conns chan net.Conn
+	once  sync.Once
+}
+
+func (l *pipeListener) Accept() (net.Conn, error) {
+	if conn, ok := <-l.conns; ok {
+		return conn, nil
+	}
+	return nil, net.ErrClosed
+}
+
+func (l *pipeListener) Close() error {
+	l.once.Do(func() { close(l.conns) })
+	return nil
+}
+
+func (l *pipeListener) Addr() net.Addr { return &net.UnixAddr{} }
 
 // A socket that lies on a disk that hangs is waited for as long as any answer, by one
 // goroutine, and found when the disk answers.
 func TestConnectThatHangs(t *testing.T) {
 	path := socket(t)
-	startRuntime(t, path, healthy())
+	startRuntime(t, path, critest.Healthy())
 	s := newSampler(t, Config{Endpoint: "unix://" + path, Timeout: 50 * time.Millisecond})
 	var attempts atomic.Int32
 	gate := make(chan struct{})
-	s.services[CallStatus].client.dial = func(ctx context.Context, path string) (*conn, error) {
+	s.services[CallStatus].client.dial = func(ctx context.Context, path string) (net.Conn, error) {
 		attempts.Add(1)
 		<-gate // whatever the context says
-		return dial(ctx, path)
+		return dialSocket(ctx, path)
 	}
 	for range 3 {
 		got := s.Sample(t.Context())

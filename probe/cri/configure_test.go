@@ -8,6 +8,10 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"github.com/nodeprobe/nodeprobe/probe/cri/critest"
 )
 
 // When the runtime is told of pods' addresses: at once, again after it was away,
@@ -36,7 +40,7 @@ func TestConfigure(t *testing.T) {
 		"refused": {
 			func(s *Sampler, x *script) {
 				s.Configure("10.0.0.0/24")
-				x.set(CallUpdateRuntimeConfig, fails(&statusError{code: 2}))
+				x.set(CallUpdateRuntimeConfig, fails(replyError(codes.Unknown, "")))
 				after(35*time.Second, func() { x.set(CallUpdateRuntimeConfig, says(nil)) })
 			}, `0s 10.0.0.0/24; 30s 10.0.0.0/24; 1m0s 10.0.0.0/24`,
 		},
@@ -44,7 +48,7 @@ func TestConfigure(t *testing.T) {
 			func(s *Sampler, x *script) {
 				s.Configure("10.0.0.0/24")
 				after(15*time.Second, func() { x.set(CallStatus, fails(errLost)) })
-				after(25050*time.Millisecond, func() { x.set(CallStatus, says(statusMessage)) })
+				after(25050*time.Millisecond, func() { x.set(CallStatus, says(fullReplies().Status)) })
 			}, `0s 10.0.0.0/24; 25.1s 10.0.0.0/24`,
 		},
 	} {
@@ -57,8 +61,8 @@ func TestConfigure(t *testing.T) {
 				if err := s.Run(ctx, nil); !errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("Run returns %v", err)
 				}
-				if got := strings.Join(x.told, "; "); got != test.want {
-					t.Errorf("told %s, want %s", got, test.want)
+				if got := strings.Join(x.podCIDRs, "; "); got != test.want {
+					t.Errorf("passed %s, want %s", got, test.want)
 				}
 			})
 		})
@@ -69,7 +73,7 @@ func TestConfigure(t *testing.T) {
 // not keep the other from answering.
 func TestImageEndpoint(t *testing.T) {
 	runtimePath, imagePath := socket(t), socket(t)
-	runtime := startRuntime(t, runtimePath, healthy())
+	runtime := startRuntime(t, runtimePath, critest.Healthy())
 	s := newSampler(t, Config{Endpoint: runtimePath, ImageEndpoint: imagePath})
 	s.Configure("10.0.0.0/24")
 
@@ -81,17 +85,35 @@ func TestImageEndpoint(t *testing.T) {
 			t.Errorf("%s: %v does not name the socket", c, read.Err)
 		}
 	}
-	images := startRuntime(t, imagePath, healthy())
+	images := startRuntime(t, imagePath, critest.Healthy())
 	snap = s.Sample(t.Context())
-	if len(snap.Images) != len(wantImages) || snap.Reads[CallListImages].Err != nil {
-		t.Errorf("images: %v, %v", snap.Images, snap.Reads[CallListImages].Err)
+	for c, read := range snap.Reads {
+		if read.Err != nil {
+			t.Errorf("%s: %v", Call(c), read.Err)
+		}
 	}
-	_, calls := images.counts()
-	if calls["Status"] != 0 || calls["ListImages"] != 1 || calls["ImageFsInfo"] != 1 {
-		t.Errorf("image service was asked %v", calls)
+	if images.Calls("Status") != 0 || images.Calls("ListImages") != 1 || images.Calls("ImageFsInfo") != 1 {
+		t.Errorf("image service: %d Status, %d ListImages, %d ImageFsInfo", images.Calls("Status"), images.Calls("ListImages"), images.Calls("ImageFsInfo"))
 	}
-	_, calls = runtime.counts()
-	if calls["Status"] != 2 || calls["ListImages"] != 0 || !slices.Equal(runtime.podCIDRs, []string{"10.0.0.0/24"}) {
-		t.Errorf("runtime was asked %v, told %v", calls, runtime.podCIDRs)
+	if runtime.Calls("Status") != 2 || runtime.Calls("ListImages") != 0 || !slices.Equal(runtime.PodCIDRs(), []string{"10.0.0.0/24"}) {
+		t.Errorf("runtime: %d Status, %d ListImages, addresses %v", runtime.Calls("Status"), runtime.Calls("ListImages"), runtime.PodCIDRs())
+	}
+}
+
+// The runtime gets the addresses as they are, and an answer with an error is no
+// success.
+func TestPodCIDR(t *testing.T) {
+	path := socket(t)
+	runtime := startRuntime(t, path, critest.Healthy())
+	s := newSampler(t, Config{Endpoint: path})
+	want := []string{"10.244.3.0/24", "10.244.3.0/24,fd00:10:244:3::/64"}
+	for _, cidr := range want {
+		s.Configure(cidr)
+		if snap := s.Sample(t.Context()); snap.PodCIDR != cidr || snap.Reads[CallUpdateRuntimeConfig].Err != nil {
+			t.Errorf("PodCIDR %q, error %v; want %q", snap.PodCIDR, snap.Reads[CallUpdateRuntimeConfig].Err, cidr)
+		}
+	}
+	if got := runtime.PodCIDRs(); !slices.Equal(got, want) {
+		t.Errorf("the runtime got %q, want %q", got, want)
 	}
 }

@@ -1,19 +1,18 @@
 package cri
 
 import (
-	"bytes"
-	"encoding/binary"
-	"log/slog"
+	"context"
 	"net"
-	"net/http"
-	"net/url"
 	"path/filepath"
-	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/nodeprobe/nodeprobe/probe/cri/critest"
 )
 
 // socket returns the path of a socket that does not exist yet.
@@ -42,156 +41,59 @@ func listen(t testing.TB, path string, serve func(net.Conn)) {
 	t.Cleanup(func() { l.Close(); done.Wait() })
 }
 
-// runtime is a container runtime made of net/http's server.
-type runtime struct {
-	server *http.Server
-
-	mu          sync.Mutex
-	connections int
-	calls       map[string]int // by path
-	podCIDRs    []string       // that it was told
-	answers     map[Call]http.HandlerFunc
-}
-
-// startRuntime serves the socket until the test ends, or stop.
-func startRuntime(t testing.TB, path string, answers map[Call]http.HandlerFunc) *runtime {
+// startRuntime serves the socket until the test ends.
+func startRuntime(t testing.TB, path string, replies critest.Replies) *critest.Runtime {
 	t.Helper()
-	l, err := net.Listen("unix", path)
+	r, err := critest.Start(path, replies)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &runtime{calls: map[string]int{}, answers: answers}
-	protocols := new(http.Protocols)
-	protocols.SetUnencryptedHTTP2(true)
-	r.server = &http.Server{
-		// It does not remember the headers of earlier calls.
-		HTTP2:   &http.HTTP2Config{MaxDecoderHeaderTableSize: 1},
-		Handler: r, Protocols: protocols, ErrorLog: slog.NewLogLogger(slog.DiscardHandler, slog.LevelInfo),
-		ConnState: func(_ net.Conn, state http.ConnState) {
-			if state == http.StateNew {
-				r.mu.Lock()
-				r.connections++
-				r.mu.Unlock()
-			}
-		},
-	}
-	served := make(chan struct{})
-	go func() { r.server.Serve(l); close(served) }()
-	t.Cleanup(func() { r.server.Close(); <-served })
+	t.Cleanup(r.Stop)
 	return r
 }
 
-// stop ends the server and removes its socket, as a runtime's restart does.
-func (r *runtime) stop() { r.server.Close() }
+// refusing are the replies of a runtime that returns an error to every call.
+func refusing(err error) critest.Replies {
+	return critest.Replies{Before: func(context.Context, string) error { return err }}
+}
 
-func (r *runtime) counts() (connections int, calls map[string]int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	calls = map[string]int{}
-	for path, n := range r.calls {
-		calls[filepath.Base(path)] = n
+func condition(name string, status bool, reason, message string) *runtimeapi.RuntimeCondition {
+	return &runtimeapi.RuntimeCondition{Type: name, Status: status, Reason: reason, Message: message}
+}
+
+func statusReply(conditions ...*runtimeapi.RuntimeCondition) *runtimeapi.StatusResponse {
+	return &runtimeapi.StatusResponse{Status: &runtimeapi.RuntimeStatus{Conditions: conditions}}
+}
+
+// readyReply is a status with both conditions true, and no more.
+func readyReply() *runtimeapi.StatusResponse { return critest.Healthy().Status }
+
+// fullReplies have a value in every field that is read, and in others.
+func fullReplies() critest.Replies {
+	status := statusReply(condition("RuntimeReady", true, "", ""), condition("NetworkReady", false, "NetworkPluginNotReady", "cni plugin not initialized"))
+	status.Info = map[string]string{"config": "{}"}
+	status.RuntimeHandlers = []*runtimeapi.RuntimeHandler{
+		{Name: "runc", Features: &runtimeapi.RuntimeHandlerFeatures{RecursiveReadOnlyMounts: true, UserNamespaces: true}},
+		{Features: &runtimeapi.RuntimeHandlerFeatures{RecursiveReadOnlyMounts: true}},
 	}
-	return r.connections, calls
-}
-
-func (r *runtime) ServeHTTP(w http.ResponseWriter, req *http.Request) {
-	r.mu.Lock()
-	r.calls[req.URL.Path]++
-	answers := r.answers
-	r.mu.Unlock()
-	body := new(bytes.Buffer)
-	body.ReadFrom(req.Body)
-	if req.URL.Path == methods[CallUpdateRuntimeConfig] && body.Len() > prefixLen+6 {
-		r.mu.Lock()
-		r.podCIDRs = append(r.podCIDRs, string(body.Next(body.Len())[prefixLen+6:]))
-		r.mu.Unlock()
-		body.Write(make([]byte, prefixLen))
-	}
-	if req.Method != http.MethodPost || req.Header.Get("Content-Type") != "application/grpc" || req.Header.Get("Te") != "trailers" ||
-		!bytes.Equal(body.Bytes(), make([]byte, prefixLen)) {
-		http.Error(w, "not a gRPC call with an empty message", http.StatusBadRequest)
-		return
-	}
-	for c, path := range methods {
-		if path == req.URL.Path && answers[Call(c)] != nil {
-			answers[Call(c)](w, req)
-			return
-		}
-	}
-	refuse(12, "unknown service "+req.URL.Path)(w, req)
-}
-
-// tell answers with a message.
-func tell(message []byte) http.HandlerFunc {
-	return raw(append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))), message...), "0", "")
-}
-
-// refuse answers with an error and no message.
-func refuse(code int, message string) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/grpc")
-		w.Header().Set("Grpc-Status", strconv.Itoa(code))
-		w.Header().Set("Grpc-Message", url.PathEscape(message))
-	}
-}
-
-// raw answers with any body and trailers.
-func raw(body []byte, status, message string) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/grpc")
-		w.Write(body)
-		w.(http.Flusher).Flush()
-		w.Header().Set(http.TrailerPrefix+"Grpc-Status", status)
-		w.Header().Set(http.TrailerPrefix+"Grpc-Message", message)
-	}
-}
-
-// What follows writes protobuf messages.
-
-func str(number protowire.Number, s string) []byte { return msg(number, []byte(s)) }
-
-func num(number protowire.Number, v uint64) []byte {
-	return protowire.AppendVarint(protowire.AppendTag(nil, number, protowire.VarintType), v)
-}
-
-func msg(number protowire.Number, fields ...[]byte) []byte {
-	return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), bytes.Join(fields, nil))
-}
-
-func join(fields ...[]byte) []byte { return bytes.Join(fields, nil) }
-
-// condition is a field of a RuntimeStatus.
-func condition(name string, status bool, reason, message string) []byte {
-	return msg(1, str(1, name), num(2, protowire.EncodeBool(status)), str(3, reason), str(4, message))
-}
-
-// What a healthy runtime answers.
-var (
-	statusMessage = join(
-		msg(1, condition("RuntimeReady", true, "", ""), condition("NetworkReady", false, "NetworkPluginNotReady", "cni plugin not initialized")),
-		msg(2, str(1, "config"), str(2, "{}")),
-		msg(3, str(1, "runc"), msg(2, num(1, 1), num(2, 1))),
-		msg(3, msg(2, num(1, 1))),
-		msg(4, num(1, 1)),
-	)
-	readyMessage   = join(msg(1, condition("RuntimeReady", true, "", ""), condition("NetworkReady", true, "", "")))
-	versionMessage = join(str(1, "0.1.0"), str(2, "containerd"), str(3, "2.1.0"), str(4, "v1"))
-	imagesMessage  = join(
-		msg(1, str(1, "sha256:aa"), str(2, "pause:3.10"), str(3, "pause@sha256:01"), num(4, 700)),
-		msg(1, str(1, "sha256:bb"), num(4, 900), msg(5, num(1, 65535)), num(8, 1)),
-		msg(1, str(1, "sha256:cc"), str(2, "a:1"), str(2, "a:2"), num(4, 700)),
-	)
-	filesystemsMessage = join(
-		msg(1, num(1, 1e9), msg(2, str(1, "/var/lib/images")), msg(3, num(1, 4096)), msg(4)),
-		msg(2, num(1, 2e9), msg(2, str(1, "/var/lib/layers"))),
-	)
-)
-
-func healthy() map[Call]http.HandlerFunc {
-	return map[Call]http.HandlerFunc{
-		CallStatus: tell(statusMessage), CallVersion: tell(versionMessage),
-		CallImageFsInfo: tell(filesystemsMessage), CallListImages: tell(imagesMessage),
-		CallUpdateRuntimeConfig: tell(nil),
+	status.Features = &runtimeapi.RuntimeFeatures{SupplementalGroupsPolicy: true}
+	return critest.Replies{
+		Status:  status,
+		Version: &runtimeapi.VersionResponse{Version: "0.1.0", RuntimeName: "containerd", RuntimeVersion: "2.1.0", RuntimeApiVersion: "v1"},
+		Images: &runtimeapi.ListImagesResponse{Images: []*runtimeapi.Image{
+			{Id: "sha256:aa", RepoTags: []string{"pause:3.10"}, RepoDigests: []string{"pause@sha256:01"}, Size: 700},
+			{Id: "sha256:bb", Size: 900, Uid: &runtimeapi.Int64Value{Value: 65535}, Pinned: true},
+			{Id: "sha256:cc", RepoTags: []string{"a:1", "a:2"}, Size: 700},
+		}},
+		Filesystems: &runtimeapi.ImageFsInfoResponse{
+			ImageFilesystems: []*runtimeapi.FilesystemUsage{{
+				Timestamp: 1e9, FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: "/var/lib/images"},
+				UsedBytes: &runtimeapi.UInt64Value{Value: 4096}, InodesUsed: &runtimeapi.UInt64Value{},
+			}},
+			ContainerFilesystems: []*runtimeapi.FilesystemUsage{{
+				Timestamp: 2e9, FsId: &runtimeapi.FilesystemIdentifier{Mountpoint: "/var/lib/layers"},
+			}},
+		},
 	}
 }
 
@@ -214,3 +116,14 @@ var (
 	}}
 	wantContainerFilesystems = []Filesystem{{Time: time.Unix(2, 0), Mountpoint: "/var/lib/layers"}}
 )
+
+// images returns a list whose message is of so many bytes, at least 100.
+func images(size int) *runtimeapi.ListImagesResponse {
+	list := &runtimeapi.ListImagesResponse{Images: []*runtimeapi.Image{{}}}
+	for n := size - 16; ; n++ { // what tags and lengths take
+		list.Images[0].Id = strings.Repeat("x", n)
+		if proto.Size(list) == size {
+			return list
+		}
+	}
+}

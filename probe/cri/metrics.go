@@ -7,8 +7,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics holds what asking the runtime costs. What it has told is exported from
-// the latest Snapshot at each scrape.
+// metrics counts calls and what they cost. What the runtime reported is exported
+// from the latest Snapshot at each scrape.
 type metrics struct {
 	connects prometheus.Counter
 	calls    [NumCalls]callMetrics
@@ -30,11 +30,11 @@ func (m *callMetrics) count(took time.Duration, err error) {
 
 var (
 	conditionDesc = prometheus.NewDesc("nodeprobe_cri_condition_status",
-		"Whether a condition of the container runtime holds, as it last said.", []string{"condition"}, nil)
+		"Whether a condition of the container runtime holds, as it last reported.", []string{"condition"}, nil)
 	lastReadDesc = prometheus.NewDesc("nodeprobe_cri_last_answer_timestamp_seconds",
 		"When the container runtime last answered a call. Absent before it did.", []string{"call"}, nil)
 	imagesDesc = prometheus.NewDesc("nodeprobe_cri_images",
-		"Images that the container runtime holds. Absent before it told.", nil, nil)
+		"Images that the container runtime holds. Absent before it listed them.", nil, nil)
 	infoDesc = prometheus.NewDesc("nodeprobe_cri_runtime_info",
 		"The container runtime; the value is 1.", []string{"runtime", "version"}, nil)
 )

@@ -67,7 +67,7 @@ func TestMetrics(t *testing.T) {
 			t.Error(diff)
 		}
 
-		x.set(CallListImages, says(imagesMessage))
+		x.set(CallListImages, says(fullReplies().Images))
 		time.Sleep(time.Minute)
 		s.Sample(t.Context())
 		if got := gather(t, registry)["images"]; got != 3 {

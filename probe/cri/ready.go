@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// downAfter is how long the kubelet believes a runtime that was ready and does
-// not say so again.
+// downAfter is how long the kubelet takes a runtime for ready that does not report
+// it again.
 const downAfter = 30 * time.Second
 
-// Unready says why a node with this runtime is not ready, in the words and the
-// order of the kubelet: nil if it is ready, or has no runtime. Several reasons are
-// joined with errors.Join.
+// Unready returns why a node with this runtime is not ready, in the kubelet's words
+// and order; nil if it is ready, or has no runtime. Several reasons are joined with
+// errors.Join.
 func (s *Snapshot) Unready() error {
 	if s.Endpoint == "" {
 		return nil

@@ -3,12 +3,15 @@ package cri
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // The intervals and bounds that a Config has where it is zero.
@@ -38,8 +41,8 @@ const (
 
 // Config says which runtime to ask, and how often.
 type Config struct {
-	// Endpoint is the runtime's socket: unix:// and an absolute path, or such a
-	// path alone. "" means that the node has no runtime.
+	// Endpoint is the runtime's socket, in any form that SocketPath takes. "" means
+	// that the node has no runtime.
 	Endpoint string
 	// ImageEndpoint is where images are asked for; "" is Endpoint.
 	ImageEndpoint string
@@ -55,8 +58,8 @@ type Config struct {
 	// Logger gets one line when a call fails, and one when it works again; nil
 	// for none.
 	Logger *slog.Logger
-	// Registerer gets the metrics, which can be registered once; nil for none.
-	// Without an Endpoint there are none.
+	// Registerer registers the metrics; nil for none. Without an Endpoint there are
+	// none.
 	Registerer prometheus.Registerer
 }
 
@@ -86,11 +89,11 @@ type Sampler struct {
 	cfg      Config
 	metrics  *metrics
 	interval [NumCalls]time.Duration
-	// services are who is asked, by call; all calls may have the same one.
+	// services are the sockets to call; several calls may share one.
 	services [NumCalls]*service
-	// call makes a call; it is ask but in tests.
-	call func(ctx context.Context, c Call, request []byte) ([]byte, error)
-	poke chan struct{} // there is something to tell the runtime
+	// call makes a call; tests replace it.
+	call   func(ctx context.Context, c Call, request, reply proto.Message) error
+	wakeup chan struct{} // Configure got something else
 
 	// What follows belongs to the goroutine that calls Sample.
 	current Snapshot
@@ -111,14 +114,13 @@ type service struct {
 	lost     error // in the present Sample
 }
 
-// logged is what was last said about a call.
+// logged is what was last logged about a call.
 type logged struct {
-	text string // "" while it is answered
+	text string // "" while the call succeeds
 	at   time.Time
 }
 
-// New makes a Sampler. It connects to nothing and starts no goroutine. There is
-// nothing to close: a Sample closes what it opens.
+// New makes a Sampler. It connects to nothing and starts no goroutine.
 func New(cfg Config) (*Sampler, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
@@ -134,7 +136,7 @@ func New(cfg Config) (*Sampler, error) {
 		interval: [NumCalls]time.Duration{
 			CallVersion: versionInterval, CallImageFsInfo: cfg.ImageInterval, CallListImages: cfg.ImageInterval,
 		},
-		poke:    make(chan struct{}, 1),
+		wakeup:  make(chan struct{}, 1),
 		current: Snapshot{Endpoint: cfg.Endpoint},
 		last:    Snapshot{Endpoint: cfg.Endpoint},
 		silence: silence{most: max(cfg.Interval, cfg.Timeout)},
@@ -156,27 +158,35 @@ func New(cfg Config) (*Sampler, error) {
 			s.services[c] = images
 		}
 	}
-	s.call = s.ask
+	s.call = func(ctx context.Context, c Call, request, reply proto.Message) error {
+		return s.services[c].client.call(ctx, c, request, reply)
+	}
 	return s, nil
 }
 
 // newService takes an endpoint that has been checked.
 func (s *Sampler) newService(endpoint string) *service {
 	path, _ := SocketPath(endpoint)
-	return &service{endpoint: endpoint, client: &client{path: path, dialled: s.metrics.connects.Inc, dial: dial}}
+	return &service{endpoint: endpoint, client: newClient(path, s.metrics.connects.Inc)}
 }
 
-func (s *Sampler) ask(ctx context.Context, c Call, request []byte) ([]byte, error) {
-	return s.services[c].client.call(ctx, c, request)
+// Close disconnects from the runtime. A later Sample connects again. Whoever calls
+// Sample calls Close; Run does it itself.
+func (s *Sampler) Close() {
+	for _, service := range s.services {
+		if service != nil {
+			service.client.close()
+		}
+	}
 }
 
-// Sample makes the calls that are due, over one connection: Status each time,
-// Version once a minute and after the runtime was away, those about images at
-// ImageInterval. Each takes a timeout at most, and a runtime that cannot be
-// reached, or did not answer, is asked nothing more in this Sample. It never fails
-// as a whole: Snapshot.Reads says what did. The Snapshot belongs to the Sampler and
-// is valid until the next Sample; copy it to keep it. A call that the end of ctx
-// cuts short has not failed.
+// Sample makes the calls that are due: Status each time, Version once a minute and
+// after the runtime was away, those about images at ImageInterval. Each call takes
+// a timeout at most, and a runtime that cannot be reached, or did not answer in
+// time, gets no further call in this Sample. The connection stays open for the next
+// Sample, or until Close. Sample never fails as a whole: Snapshot.Reads reports
+// which calls did. The Snapshot belongs to the Sampler and is valid until the next
+// Sample; copy it to keep it. A call that the end of ctx cuts short has not failed.
 func (s *Sampler) Sample(ctx context.Context) *Snapshot {
 	if s.cfg.Endpoint == "" {
 		return &s.current
@@ -184,12 +194,11 @@ func (s *Sampler) Sample(ctx context.Context) *Snapshot {
 	now := time.Now()
 	for _, service := range s.services {
 		service.lost = nil
-		defer service.client.close()
 	}
 	down := s.current.Reads[CallStatus].Err != nil
 	for c := range Call(NumCalls) {
 		service := s.services[c]
-		if now.Before(s.due[c]) || c == CallUpdateRuntimeConfig && !s.untold() {
+		if now.Before(s.due[c]) || c == CallUpdateRuntimeConfig && !s.unconfigured() {
 			continue
 		}
 		read := &s.current.Reads[c]
@@ -198,19 +207,19 @@ func (s *Sampler) Sample(ctx context.Context) *Snapshot {
 			continue
 		}
 		if c == CallStatus {
-			s.silent(false)
+			s.noteSilence(false)
 		}
 		out, err := s.read(ctx, c)
 		if ctx.Err() != nil {
 			return &s.current
 		}
 		if c == CallStatus {
-			s.current.Silent = s.silent(out == told && s.current.Status.Runtime.Status)
+			s.current.Silent = s.noteSilence(out == replied && s.current.Status.Runtime.Status)
 		}
 		s.note(c, err, now)
 		read.Err = err
 		switch {
-		case out == told:
+		case out == replied:
 			if c == CallStatus && down {
 				s.askAgain()
 			}
@@ -225,6 +234,7 @@ func (s *Sampler) Sample(ctx context.Context) *Snapshot {
 			s.due[c] = now.Add(retryInterval)
 		}
 		if out == hung || out == lost {
+			service.client.close()
 			service.lost = err
 		}
 	}
@@ -234,9 +244,9 @@ func (s *Sampler) Sample(ctx context.Context) *Snapshot {
 	return &s.current
 }
 
-// silent returns for how long the runtime has been, given whether it has just said
-// that it is ready. It is called before and after each call of Status.
-func (s *Sampler) silent(ready bool) time.Duration {
+// noteSilence returns how long the runtime has been silent, given whether it has
+// just reported that it is ready. It is called before and after each call of Status.
+func (s *Sampler) noteSilence(ready bool) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
@@ -246,7 +256,7 @@ func (s *Sampler) silent(ready bool) time.Duration {
 	return s.silence.look(now)
 }
 
-// askAgain makes due what was refused while Status was, too.
+// askAgain makes the calls due that failed together with Status.
 func (s *Sampler) askAgain() {
 	for c := range s.due {
 		if s.current.Reads[c].Err != nil {
@@ -259,37 +269,33 @@ func (s *Sampler) askAgain() {
 type outcome uint8
 
 const (
-	told    outcome = iota
-	refused         // the runtime answered with an error, or with nonsense
+	replied outcome = iota
+	refused         // the runtime returned an error, or nonsense
 	hung            // it did not answer in time
 	lost            // it cannot be reached
 )
 
-// read makes a call and stores what it tells.
+// read makes a call and stores the reply.
 func (s *Sampler) read(ctx context.Context, c Call) (outcome, error) {
-	call, cancel := context.WithTimeoutCause(ctx, s.cfg.Timeout, noAnswer(s.cfg.Timeout))
-	defer cancel()
+	// Without a deadline for grpc to pass on: a runtime that ended the call itself
+	// in time would not seem to hang.
+	call, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	timeout := time.AfterFunc(s.cfg.Timeout, func() { cancel(noAnswer(s.cfg.Timeout)) })
+	defer timeout.Stop()
 	start := time.Now()
-	var message []byte
-	var err error
-	if c == CallUpdateRuntimeConfig {
-		err = s.configure(call, s.wanted())
-	} else {
-		message, err = s.call(call, c, nil)
-	}
+	err := s.fetch(call, c)
 	took := time.Since(start)
-	out := told
+	out := replied
 	switch {
 	case err == nil:
-		if err = s.current.decode(c, message); err != nil {
-			out, err = refused, fmt.Errorf("decode answer: %w", err)
-		}
-	case answered(err):
+	case answered(err), errors.Is(err, errMissing):
 		out = refused
-	case call.Err() != nil:
-		out = hung
 	default:
 		out = lost
+	}
+	if err != nil && call.Err() != nil {
+		out, err = hung, context.Cause(call)
 	}
 	s.metrics.calls[c].count(took, err)
 	if err != nil {
@@ -298,71 +304,79 @@ func (s *Sampler) read(ctx context.Context, c Call) (outcome, error) {
 	return out, err
 }
 
-// noAnswer says that a call was given up after so much time.
+// noAnswer is the error of a call that was given up after so much time.
 type noAnswer time.Duration
 
 func (n noAnswer) Error() string { return "no answer within " + time.Duration(n).String() }
 
-// decode stores the answer to a call. After an error the snapshot is as before.
-func (s *Snapshot) decode(c Call, message []byte) error {
+// fetch makes a call and stores the reply. After an error the snapshot is as
+// before.
+func (s *Sampler) fetch(ctx context.Context, c Call) error {
 	switch c {
+	case CallUpdateRuntimeConfig:
+		return s.configure(ctx)
 	case CallStatus:
-		status, err := decodeStatus(message)
+		var reply runtimeapi.StatusResponse
+		if err := s.call(ctx, c, &runtimeapi.StatusRequest{}, &reply); err != nil {
+			return err
+		}
+		status, err := convertStatus(&reply)
 		if err != nil {
 			return err
 		}
-		if s.Status = status; status.Runtime.Status {
-			s.LastReady = time.Now()
+		if s.current.Status = status; status.Runtime.Status {
+			s.current.LastReady = time.Now()
 		}
 	case CallVersion:
-		version, err := decodeVersion(message)
-		if err != nil {
+		var reply runtimeapi.VersionResponse
+		if err := s.call(ctx, c, &runtimeapi.VersionRequest{}, &reply); err != nil {
 			return err
 		}
-		s.Version = version
+		s.current.Version = convertVersion(&reply)
 	case CallImageFsInfo:
-		images, containers, err := decodeFilesystems(message)
-		if err != nil {
+		var reply runtimeapi.ImageFsInfoResponse
+		if err := s.call(ctx, c, &runtimeapi.ImageFsInfoRequest{}, &reply); err != nil {
 			return err
 		}
-		s.ImageFilesystems, s.ContainerFilesystems = images, containers
+		s.current.ImageFilesystems = convertFilesystems(reply.GetImageFilesystems())
+		s.current.ContainerFilesystems = convertFilesystems(reply.GetContainerFilesystems())
 	case CallListImages:
-		images, err := decodeImages(message)
-		if err != nil {
+		var reply runtimeapi.ListImagesResponse
+		if err := s.call(ctx, c, &runtimeapi.ListImagesRequest{}, &reply); err != nil {
 			return err
 		}
-		s.Images = images
+		s.current.Images = convertImages(&reply)
 	}
 	return nil
 }
 
 // note logs the failure of a call once per change.
 func (s *Sampler) note(c Call, err error, now time.Time) {
-	said := &s.logged[c]
+	last := &s.logged[c]
 	if err == nil {
-		if said.text != "" {
-			*said = logged{}
+		if last.text != "" {
+			*last = logged{}
 			s.cfg.Logger.Info("container runtime answers again", "call", c.String(), "endpoint", s.services[c].endpoint)
 		}
 		return
 	}
 	text := err.Error()
-	if text != said.text && (said.text == "" || now.Sub(said.at) >= relogInterval) {
-		*said = logged{text: text, at: now}
+	if text != last.text && (last.text == "" || now.Sub(last.at) >= relogInterval) {
+		*last = logged{text: text, at: now}
 		s.cfg.Logger.Warn("container runtime does not answer", "err", err)
 	}
 }
 
 // Run samples at once, then at each interval, and sooner again while the runtime is
-// about to be ready. It calls changed, which may be nil, after each Sample that tells
-// something else than the one before, errors included; that time goes by, and how
-// much of a filesystem is used, is nothing else. Run returns when ctx ends, with
-// its cause.
+// about to be ready. It calls changed, which may be nil, after each Sample that
+// differs from the one before, errors included; times, and how much of a filesystem
+// is used, make no difference. Run returns when ctx ends, with its cause.
 func (s *Sampler) Run(ctx context.Context, changed func()) error {
+	defer s.Close()
 	var timer <-chan time.Time // nil without a runtime
 	for {
 		select {
-		case <-s.poke: // what it is about is told now
+		case <-s.wakeup: // this Sample sees what it is about
 		default:
 		}
 		before := s.current
@@ -377,7 +391,7 @@ func (s *Sampler) Run(ctx context.Context, changed func()) error {
 		case <-ctx.Done():
 			return context.Cause(ctx)
 		case <-timer:
-		case <-s.poke:
+		case <-s.wakeup:
 			s.due[CallUpdateRuntimeConfig] = time.Time{}
 		}
 	}
@@ -396,8 +410,8 @@ func (s *Sampler) pause(snap *Snapshot) time.Duration {
 	return s.cfg.Interval
 }
 
-// Last returns the latest Snapshot, which tells nothing before the first Sample,
-// but for Silent, which goes on during a call.
+// Last returns the latest Snapshot, which is empty before the first Sample. Silent
+// grows during a call, too.
 func (s *Sampler) Last() Snapshot {
 	s.mu.Lock()
 	defer s.mu.Unlock()

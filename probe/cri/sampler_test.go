@@ -13,56 +13,70 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/nodeprobe/nodeprobe/probe/cri/critest"
 )
 
-// script is a runtime without a socket: it answers by what the table says, and
-// notes when it was asked what.
+// script is a runtime without a socket: it replies by what the table says, and
+// notes when which call was made.
 type script struct {
-	start time.Time
-	asked []string
-	told  []string // by UpdateRuntimeConfig
+	start    time.Time
+	asked    []string
+	podCIDRs []string // of UpdateRuntimeConfig, with the time
 
 	mu      sync.Mutex
-	answers map[Call]func(context.Context) ([]byte, error)
+	answers map[Call]answer
 }
 
-func (x *script) set(c Call, answer func(context.Context) ([]byte, error)) {
+// answer is how a call ends; nil is an empty reply.
+type answer func(context.Context) (proto.Message, error)
+
+func (x *script) set(c Call, a answer) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.answers[c] = answer
+	x.answers[c] = a
 }
 
-func (x *script) call(ctx context.Context, c Call, request []byte) ([]byte, error) {
+func (x *script) call(ctx context.Context, c Call, request, reply proto.Message) error {
 	at := time.Since(x.start).Round(time.Millisecond)
-	if c == CallUpdateRuntimeConfig {
-		x.told = append(x.told, fmt.Sprintf("%s %s", at, request[6:])) // three tags and lengths before it
+	if update, ok := request.(*runtimeapi.UpdateRuntimeConfigRequest); ok {
+		x.podCIDRs = append(x.podCIDRs, fmt.Sprintf("%s %s", at, update.GetRuntimeConfig().GetNetworkConfig().GetPodCidr()))
 	} else {
 		x.asked = append(x.asked, fmt.Sprintf("%s %s", at, c))
 	}
 	x.mu.Lock()
 	answer := x.answers[c]
 	x.mu.Unlock()
-	return answer(ctx)
+	message, err := answer(ctx)
+	if message != nil {
+		proto.Merge(reply, message)
+	}
+	return err
 }
 
-func says(message []byte) func(context.Context) ([]byte, error) {
-	return func(context.Context) ([]byte, error) { return message, nil }
+func says(message proto.Message) answer {
+	return func(context.Context) (proto.Message, error) { return message, nil }
 }
 
-func fails(err error) func(context.Context) ([]byte, error) {
-	return func(context.Context) ([]byte, error) { return nil, err }
+func fails(err error) answer {
+	return func(context.Context) (proto.Message, error) { return nil, err }
 }
 
-func hangs(ctx context.Context) ([]byte, error) {
+func hangs(ctx context.Context) (proto.Message, error) {
 	<-ctx.Done()
 	return nil, context.Cause(ctx)
 }
 
 func newScript(t *testing.T, cfg Config) (*Sampler, *script) {
 	t.Helper()
-	x := &script{start: time.Now(), answers: map[Call]func(context.Context) ([]byte, error){
-		CallStatus: says(readyMessage), CallVersion: says(versionMessage),
-		CallImageFsInfo: says(filesystemsMessage), CallListImages: says(imagesMessage),
+	full := fullReplies()
+	x := &script{start: time.Now(), answers: map[Call]answer{
+		CallStatus: says(readyReply()), CallVersion: says(full.Version),
+		CallImageFsInfo: says(full.Filesystems), CallListImages: says(full.Images),
 		CallUpdateRuntimeConfig: says(nil),
 	}}
 	cfg.Endpoint = "unix:///run/x.sock"
@@ -71,12 +85,17 @@ func newScript(t *testing.T, cfg Config) (*Sampler, *script) {
 	return s, x
 }
 
+// replyError is the error of a call that the runtime refuses.
+func replyError(code codes.Code, message string) error {
+	return &callError{status.New(code, message)}
+}
+
 var errLost = errors.New("connect: connection refused")
 
 // When each call is made, by what becomes of the others.
 func TestSchedule(t *testing.T) {
-	answer := func(c Call, answer func(context.Context) ([]byte, error)) func(*script) {
-		return func(x *script) { x.set(c, answer) }
+	answer := func(c Call, a answer) func(*script) {
+		return func(x *script) { x.set(c, a) }
 	}
 	for name, test := range map[string]struct {
 		change func(*script)
@@ -95,7 +114,7 @@ func TestSchedule(t *testing.T) {
 		"comes": {
 			func(x *script) {
 				x.set(CallStatus, fails(errLost))
-				time.AfterFunc(150*time.Millisecond, func() { x.set(CallStatus, says(readyMessage)) })
+				time.AfterFunc(150*time.Millisecond, func() { x.set(CallStatus, says(readyReply())) })
 			}, 12 * time.Second,
 			`0s Status, 100ms Status, 200ms Status, 200ms Version, 200ms ImageFsInfo, 200ms ListImages, 10.2s Status`,
 		},
@@ -104,7 +123,7 @@ func TestSchedule(t *testing.T) {
 			`0s Status, 10.1s Status, 20.2s Status`,
 		},
 		"refuses": {
-			answer(CallStatus, fails(&statusError{code: 2})), 250 * time.Millisecond,
+			answer(CallStatus, fails(replyError(codes.Unknown, ""))), 250 * time.Millisecond,
 			`0s Status, 0s Version, 0s ImageFsInfo, 0s ListImages, 100ms Status, 200ms Status`,
 		},
 		"version hangs": {
@@ -120,7 +139,7 @@ func TestSchedule(t *testing.T) {
 			`0s Status, 0s Version, 0s ImageFsInfo, 20s Status, 20s ListImages, 30s Status, 30s ImageFsInfo`,
 		},
 		"filesystems are refused": {
-			answer(CallImageFsInfo, fails(&statusError{code: 12})), 35 * time.Second,
+			answer(CallImageFsInfo, fails(replyError(codes.Unimplemented, ""))), 35 * time.Second,
 			`0s Status, 0s Version, 0s ImageFsInfo, 0s ListImages, 10s Status, 20s Status, 30s Status, 30s ImageFsInfo`,
 		},
 		"lost in between": {
@@ -170,9 +189,9 @@ func TestScheduleCounts(t *testing.T) {
 func TestEagerness(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, x := newScript(t, Config{})
-		x.set(CallStatus, says(statusMessage)) // its network is not ready
-		time.AfterFunc(5*time.Minute-time.Second, func() { x.set(CallStatus, says(readyMessage)) })
-		time.AfterFunc(6*time.Minute-time.Second, func() { x.set(CallStatus, says(statusMessage)) })
+		x.set(CallStatus, says(fullReplies().Status)) // its network is not ready
+		time.AfterFunc(5*time.Minute-time.Second, func() { x.set(CallStatus, says(readyReply())) })
+		time.AfterFunc(6*time.Minute-time.Second, func() { x.set(CallStatus, says(fullReplies().Status)) })
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute-time.Second)
 		defer cancel()
 		s.Run(ctx, nil)
@@ -201,7 +220,7 @@ func TestFailureKeepsWhatIsKnown(t *testing.T) {
 			s, x := newScript(t, Config{ImageInterval: time.Second})
 			before := *s.Sample(t.Context())
 			time.Sleep(6 * time.Minute)
-			x.answers[c] = says([]byte{0xff})
+			x.answers[c] = fails(replyError(codes.Internal, "nonsense"))
 			after := *s.Sample(t.Context())
 			for other, read := range questions(&after) {
 				was := before.Reads[other]
@@ -223,21 +242,21 @@ func TestFailureKeepsWhatIsKnown(t *testing.T) {
 
 // Changed is called when something is news, and only then.
 func TestChanged(t *testing.T) {
-	notReady := join(msg(1, condition("RuntimeReady", false, "Stopping", ""), condition("NetworkReady", true, "", "")))
+	notReady := statusReply(condition("RuntimeReady", false, "Stopping", ""), condition("NetworkReady", true, "", ""))
+	elsewhere := fullReplies().Filesystems
+	elsewhere.ImageFilesystems[0].UsedBytes.Value = 1 // which is no change
 	synctest.Test(t, func(t *testing.T) {
 		s, x := newScript(t, Config{})
 		var changes []string
 		note := func() { changes = append(changes, time.Since(x.start).String()) }
-		after := func(d time.Duration, c Call, answer func(context.Context) ([]byte, error)) {
-			time.AfterFunc(d, func() { x.set(c, answer) })
+		after := func(d time.Duration, c Call, a answer) {
+			time.AfterFunc(d, func() { x.set(c, a) })
 		}
 		after(95*time.Second, CallStatus, says(notReady))
-		after(115*time.Second+50*time.Millisecond, CallStatus, fails(&statusError{code: 2, message: "a"}))
-		after(116*time.Second+50*time.Millisecond, CallStatus, fails(&statusError{code: 2, message: "b"}))
+		after(115*time.Second+50*time.Millisecond, CallStatus, fails(replyError(codes.Unknown, "a")))
+		after(116*time.Second+50*time.Millisecond, CallStatus, fails(replyError(codes.Unknown, "b")))
 		after(125*time.Second+50*time.Millisecond, CallStatus, says(notReady))
-		after(155*time.Second, CallImageFsInfo, says(join(
-			msg(1, msg(2, str(1, "/var/lib/images")), msg(3, num(1, 1))), msg(2, msg(2, str(1, "/var/lib/layers"))),
-		)))
+		after(155*time.Second, CallImageFsInfo, says(elsewhere))
 		after(215*time.Second, CallListImages, says(nil))
 		after(275*time.Second, CallImageFsInfo, says(nil))
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
@@ -263,19 +282,19 @@ func TestLogsOncePerChange(t *testing.T) {
 				return a
 			},
 		}))})
-		sample := func(n int, status func(context.Context) ([]byte, error)) {
+		sample := func(n int, status answer) {
 			x.answers[CallStatus] = status
 			for range n {
 				s.Sample(t.Context())
 				time.Sleep(10 * time.Second)
 			}
 		}
-		sample(3, says(readyMessage))
+		sample(3, says(readyReply()))
 		sample(3, fails(errLost))
 		sample(3, fails(errors.New("another"))) // too soon
 		sample(10, fails(errLost))
 		sample(3, hangs)
-		sample(2, says(readyMessage))
+		sample(2, says(readyReply()))
 		want := `level=WARN msg="container runtime does not answer" err="call Status of unix:///run/x.sock: connect: connection refused"
 level=WARN msg="container runtime does not answer" err="call Status of unix:///run/x.sock: no answer within 10s"
 level=INFO msg="container runtime answers again" call=Status endpoint=unix:///run/x.sock
@@ -336,7 +355,7 @@ func TestBadConfig(t *testing.T) {
 // A runtime that refused everything is asked for everything as soon as it works.
 func TestRefusedCallsAreMadeUpFor(t *testing.T) {
 	path := socket(t)
-	runtime := startRuntime(t, path, nil)
+	runtime := startRuntime(t, path, refusing(status.Error(codes.Unimplemented, "not yet")))
 	s := newSampler(t, Config{Endpoint: "unix://" + path})
 	calls := []Call{CallStatus, CallVersion, CallImageFsInfo, CallListImages}
 	for _, c := range calls {
@@ -344,9 +363,7 @@ func TestRefusedCallsAreMadeUpFor(t *testing.T) {
 			t.Fatalf("%s is answered", c)
 		}
 	}
-	runtime.mu.Lock()
-	runtime.answers = healthy()
-	runtime.mu.Unlock()
+	runtime.Set(critest.Healthy())
 	snap := s.Sample(t.Context())
 	for _, c := range calls {
 		if read := snap.Reads[c]; read.Err != nil || read.Time.IsZero() {

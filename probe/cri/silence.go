@@ -2,9 +2,9 @@ package cri
 
 import "time"
 
-// silence is for how long the runtime has not said that it is ready. While this
-// process was stopped, or its machine, it could not hear that; so no more of the
-// time between two looks counts than passes between them while the process runs.
+// silence measures how long the runtime has not reported that it is ready. While
+// this process or its machine was stopped, it could not have; so of the time between
+// two looks no more counts than passes between them in a process that runs.
 type silence struct {
 	most   time.Duration
 	length time.Duration

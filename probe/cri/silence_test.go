@@ -5,6 +5,9 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 )
 
 // A process that was stopped for a while has not heard that the runtime is silent:
@@ -16,12 +19,12 @@ func TestStoppedProcess(t *testing.T) {
 		"between two calls": func(*testing.T, *Sampler, *script) { time.Sleep(stopped) },
 		"during a call": func(t *testing.T, s *Sampler, x *script) {
 			time.Sleep(defaultInterval)
-			x.set(CallStatus, func(ctx context.Context) ([]byte, error) {
+			x.set(CallStatus, func(ctx context.Context) (proto.Message, error) {
 				time.Sleep(stopped)
 				return nil, context.Cause(ctx) // although the answer is there
 			})
 			s.Sample(t.Context())
-			x.set(CallStatus, says(readyMessage))
+			x.set(CallStatus, says(readyReply()))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -46,11 +49,11 @@ func TestStoppedProcess(t *testing.T) {
 // A runtime that is asked and does not say that it is ready is down after so long,
 // whether it does not answer, cannot be reached, or the call never returns.
 func TestSilentRuntime(t *testing.T) {
-	for name, answer := range map[string]func(context.Context) ([]byte, error){
+	for name, answer := range map[string]answer{
 		"hangs":         hangs,
-		"refuses":       fails(&statusError{code: 2}),
+		"refuses":       fails(replyError(codes.Unknown, "")),
 		"cannot be met": fails(errLost),
-		"stuck": func(ctx context.Context) ([]byte, error) {
+		"stuck": func(ctx context.Context) (proto.Message, error) {
 			time.Sleep(2 * downAfter)
 			return nil, context.Cause(ctx)
 		},
@@ -74,7 +77,7 @@ func TestSilentRuntime(t *testing.T) {
 				if down != downAfter {
 					t.Errorf("down after %v, want %v", down, downAfter)
 				}
-				x.set(CallStatus, says(readyMessage))
+				x.set(CallStatus, says(readyReply()))
 				time.Sleep(2 * downAfter)
 				if last := s.Last(); last.Unready() != nil {
 					t.Errorf("after it is back: %v", last.Unready())

@@ -6,30 +6,30 @@ import (
 	"time"
 )
 
-// Snapshot is what the runtime has said about itself, as of the latest Sample.
+// Snapshot is what the runtime reported of itself, as of the latest Sample.
 // It is a plain value. Its slices are never changed after they are made, and may
 // be shared; do not change them.
 //
-// What a call has once told stays when a later call fails: Reads says how old it
-// is. What no call has told yet is the zero value, and the time of its read is
+// The reply to a call stays when a later call fails: Reads tells how old it is.
+// What no call has reported yet is the zero value, and the time of its read is
 // zero.
 type Snapshot struct {
 	// Endpoint is where the runtime is asked: Config.Endpoint. Where it is ""
 	// there is no runtime, and nothing else in here means anything.
 	Endpoint string
-	// PodCIDR is what the runtime has last been told by Configure.
+	// PodCIDR is the latest value of Configure's that the runtime accepted.
 	PodCIDR string
-	// Reads says of each call when it told what is here, and what went wrong
+	// Reads holds, for each call, when it was answered last, and what went wrong
 	// since.
 	Reads [NumCalls]Read
 
 	Version Version
 	Status  Status
-	// LastReady is when the runtime last said that RuntimeReady is true; zero if
-	// it never did.
+	// LastReady is when the runtime last reported RuntimeReady as true; zero if it
+	// never did.
 	LastReady time.Time
-	// Silent is for how long since then it has not said so again, as far as this
-	// process was running and could have heard it.
+	// Silent is how long it has not reported so again since then. It does not count
+	// the time in which this process could not ask.
 	Silent time.Duration
 	// Images are those that the runtime holds, the largest first, and by
 	// descending ID where they are of one size: in the order of the kubelet.
@@ -39,7 +39,7 @@ type Snapshot struct {
 	ImageFilesystems, ContainerFilesystems []Filesystem
 }
 
-// Call is a method of the runtime's that a Sampler calls.
+// Call is a method of the CRI that a Sampler calls.
 type Call uint8
 
 // The calls, in the order in which a Sample makes them: the one that decides
@@ -47,7 +47,7 @@ type Call uint8
 const (
 	CallStatus Call = iota
 	CallVersion
-	CallUpdateRuntimeConfig // only where Configure has given it something to say
+	CallUpdateRuntimeConfig // only after Configure
 	CallImageFsInfo
 	CallListImages
 
@@ -70,7 +70,7 @@ type Read struct {
 	Err error
 }
 
-// Version is what the runtime is (CRI Version).
+// Version identifies the runtime (CRI Version).
 type Version struct {
 	// RuntimeName is its name: "containerd", "cri-o".
 	RuntimeName string
@@ -86,8 +86,8 @@ type Status struct {
 	// that was read has both, except that one is the zero value where the runtime
 	// reports other conditions in its place.
 	Runtime, Network Condition
-	// Handlers are what a RuntimeClass can name, by ascending name. Runtimes that
-	// know nothing of handlers report none.
+	// Handlers are what a RuntimeClass can name, by ascending name. Old runtimes
+	// report none.
 	Handlers []Handler
 	// Features are those of the runtime as a whole.
 	Features Features
@@ -98,7 +98,7 @@ type Condition struct {
 	// Type is "RuntimeReady" or "NetworkReady"; "" if the runtime does not report
 	// it.
 	Type string
-	// Status says whether the condition holds.
+	// Status reports whether the condition holds.
 	Status bool
 	// Reason is a word, and Message a sentence, about the last change of Status;
 	// both may be "".
@@ -109,19 +109,19 @@ type Condition struct {
 type Handler struct {
 	// Name is what a RuntimeClass calls it; "" is the default handler.
 	Name string
-	// RecursiveReadOnlyMounts and UserNamespaces say what it supports.
+	// RecursiveReadOnlyMounts and UserNamespaces report what it supports.
 	RecursiveReadOnlyMounts, UserNamespaces bool
 }
 
 // Features are what the runtime supports with every handler.
 type Features struct {
-	// Reported is false where the runtime knows nothing of features, and then
-	// tells nothing about the others.
+	// Reported is false where the runtime does not report features; then the other
+	// fields mean nothing.
 	Reported                                            bool
 	SupplementalGroupsPolicy, UserNamespacesHostNetwork bool
 }
 
-// Image is one image of the runtime's (CRI ListImages).
+// Image is an image that the runtime holds (CRI ListImages).
 type Image struct {
 	ID string
 	// Tags and Digests are the names it has, with the repository: "a/b:1" and
@@ -142,14 +142,14 @@ type Filesystem struct {
 	Bytes, Inodes Usage
 }
 
-// Usage is a figure that the runtime need not tell.
+// Usage is a figure that the runtime need not report.
 type Usage struct {
 	Value uint64
 	OK    bool
 }
 
-// sort puts what the runtime reports in any order into one that only changes
-// when the content does.
+// sort puts handlers, which the runtime reports in any order, into one that only
+// changes when they do.
 func (s *Status) sort() {
 	slices.SortStableFunc(s.Handlers, func(a, b Handler) int { return cmp.Compare(a.Name, b.Name) })
 }
@@ -160,7 +160,7 @@ func sortImages(images []Image) {
 	})
 }
 
-// same says whether two snapshots tell the same, but for times and usages.
+// same reports whether two snapshots are equal but for times and usages.
 func (s *Snapshot) same(other *Snapshot) bool {
 	for c := range s.Reads {
 		if errorText(s.Reads[c].Err) != errorText(other.Reads[c].Err) || s.Reads[c].Time.IsZero() != other.Reads[c].Time.IsZero() {

@@ -8,18 +8,14 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
-
 	"github.com/nodeprobe/nodeprobe/probe/cri"
+	"github.com/nodeprobe/nodeprobe/test/harness/containerd"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
-var benchReport = flag.Bool("bench-report", false, "measure for some seconds what asking containerd costs beside grpc and print RESULT lines")
+var benchReport = flag.Bool("bench-report", false, "measure for some seconds what asking containerd costs and print RESULT lines")
 
-// TestBenchReport asserts nothing about time: a busy machine would fail it. The
-// contenders take turns. Ours connects each time, grpc keeps its connection; both
-// ask for the status.
+// TestBenchReport asserts nothing about time: a busy machine would fail it.
 func TestBenchReport(t *testing.T) {
 	if !*benchReport {
 		t.Skip("without -bench-report")
@@ -28,43 +24,25 @@ func TestBenchReport(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "sock")
 	startContainerd(t, dir)
-	importImages(t, path, 50)
-	connection, err := grpc.NewClient("unix://"+path, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer connection.Close()
-	runtime := runtimeapi.NewRuntimeServiceClient(connection)
+	must.OK(t, containerd.ImportImages(t.Context(), path, 50))
 	rarely, err := cri.New(cri.Config{Endpoint: path, ImageInterval: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, err)
+	t.Cleanup(rarely.Close)
 	everything := newSampler(t, path)
-	contenders := [...]func(){
-		func() {
-			if _, err := runtime.Status(t.Context(), &runtimeapi.StatusRequest{}); err != nil {
-				t.Fatal(err)
-			}
-		},
-		func() { mustRead(t, rarely) },
-		func() { mustRead(t, everything) },
-	}
-	var us [len(contenders)][]float64
-	for range rounds {
-		for i, ask := range contenders {
+	for _, c := range []struct {
+		name    string
+		sampler *cri.Sampler
+	}{{"cri_sample", rarely}, {"cri_sample_50_images", everything}} {
+		var us []float64
+		for range rounds {
 			start := time.Now()
 			for range turn {
-				ask()
+				mustRead(t, c.sampler)
 			}
-			us[i] = append(us[i], float64(time.Since(start).Microseconds())/turn)
+			us = append(us, float64(time.Since(start).Microseconds())/turn)
 		}
+		slices.Sort(us)
+		fmt.Printf("RESULT %s_us=%.0f us\n", c.name, us[rounds/2])
+		fmt.Printf("RESULT %s_allocs=%.0f allocs/op\n", c.name, testing.AllocsPerRun(200, func() { mustRead(t, c.sampler) }))
 	}
-	median := func(v []float64) float64 {
-		slices.Sort(v)
-		return v[len(v)/2]
-	}
-	fmt.Printf("RESULT cri_sample_us=%.0f us peer=grpc:%.0f\n", median(us[1]), median(us[0]))
-	fmt.Printf("RESULT cri_sample_allocs=%.0f allocs/op peer=grpc:%.0f\n",
-		testing.AllocsPerRun(200, contenders[1]), testing.AllocsPerRun(200, contenders[0]))
-	fmt.Printf("RESULT cri_sample_50_images_us=%.0f us\n", median(us[2]))
 }

@@ -12,8 +12,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/nodeprobe/nodeprobe/probe/cri/critest"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
@@ -99,10 +99,9 @@ func oldHTTP(t *testing.T, path string) (stop func()) {
 	return sync.OnceFunc(func() { server.Close(); <-served })
 }
 
-func serveGRPC(t *testing.T, path string, register func(*grpc.Server)) (stop func()) {
-	t.Helper()
+// grpcWithout serves gRPC, but no runtime.
+func grpcWithout(t *testing.T, path string) (stop func()) {
 	server := grpc.NewServer()
-	register(server)
 	served := make(chan struct{})
 	l := listenAt(t, path)
 	go func() {
@@ -112,63 +111,23 @@ func serveGRPC(t *testing.T, path string, register func(*grpc.Server)) (stop fun
 	return sync.OnceFunc(func() { server.Stop(); <-served })
 }
 
-// grpcWithout serves gRPC, but no runtime.
-func grpcWithout(t *testing.T, path string) (stop func()) {
-	return serveGRPC(t, path, func(*grpc.Server) {})
-}
-
 // failing answers every call with an error.
 func failing(code codes.Code) func(*testing.T, string) (stop func()) {
 	return func(t *testing.T, path string) (stop func()) {
-		return startRuntime(t, path, &fakeRuntime{err: status.Error(code, "for example")})
+		return startRuntime(t, path, critest.Replies{Before: func(context.Context, string) error {
+			return status.Error(code, "for example")
+		}})
 	}
 }
 
 func goodRuntime(t *testing.T, path, version string) (stop func()) {
 	t.Helper()
-	return startRuntime(t, path, &fakeRuntime{version: version})
+	replies := critest.Healthy()
+	replies.Version.RuntimeVersion = version
+	return startRuntime(t, path, replies)
 }
 
-func startRuntime(t *testing.T, path string, r *fakeRuntime) (stop func()) {
+func startRuntime(t *testing.T, path string, replies critest.Replies) (stop func()) {
 	t.Helper()
-	return serveGRPC(t, path, func(s *grpc.Server) {
-		runtimeapi.RegisterRuntimeServiceServer(s, r)
-		runtimeapi.RegisterImageServiceServer(s, r.images())
-	})
-}
-
-// fakeRuntime has no images and no containers.
-type fakeRuntime struct {
-	runtimeapi.UnimplementedRuntimeServiceServer
-	version string
-	err     error  // of each call
-	asked   func() // called by Status before it answers; nil for nothing
-}
-
-func (r *fakeRuntime) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
-	return &runtimeapi.VersionResponse{RuntimeName: "fake", RuntimeVersion: r.version, RuntimeApiVersion: "v1"}, r.err
-}
-
-func (r *fakeRuntime) Status(context.Context, *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
-	if r.asked != nil {
-		r.asked()
-	}
-	return &runtimeapi.StatusResponse{Status: &runtimeapi.RuntimeStatus{Conditions: []*runtimeapi.RuntimeCondition{
-		{Type: "RuntimeReady", Status: true}, {Type: "NetworkReady", Status: true},
-	}}}, r.err
-}
-
-func (r *fakeRuntime) images() *fakeImages { return &fakeImages{err: r.err} }
-
-type fakeImages struct {
-	runtimeapi.UnimplementedImageServiceServer
-	err error
-}
-
-func (i *fakeImages) ListImages(context.Context, *runtimeapi.ListImagesRequest) (*runtimeapi.ListImagesResponse, error) {
-	return &runtimeapi.ListImagesResponse{}, i.err
-}
-
-func (i *fakeImages) ImageFsInfo(context.Context, *runtimeapi.ImageFsInfoRequest) (*runtimeapi.ImageFsInfoResponse, error) {
-	return &runtimeapi.ImageFsInfoResponse{}, i.err
+	return must.Get(critest.Start(path, replies))(t).Stop
 }

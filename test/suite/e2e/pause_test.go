@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"path/filepath"
 	"syscall"
 	"testing"
@@ -8,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/nodeprobe/nodeprobe/probe/cri/critest"
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
@@ -70,7 +72,11 @@ func TestPauseOfRuntime(t *testing.T) {
 			t.Parallel()
 			asked := make(chan struct{})
 			path := filepath.Join(t.TempDir(), "runtime.sock")
-			stop := startRuntime(t, path, &fakeRuntime{version: "1.0.0", asked: func() {
+			replies := critest.Healthy()
+			replies.Before = func(_ context.Context, call string) error {
+				if call != "Status" {
+					return nil
+				}
 				select {
 				case asked <- struct{}{}:
 				default:
@@ -78,7 +84,9 @@ func TestPauseOfRuntime(t *testing.T) {
 				if name == "asking" {
 					time.Sleep(slow)
 				}
-			}})
+				return nil
+			}
+			stop := startRuntime(t, path, replies)
 			t.Cleanup(stop)
 			waitAsked := func() {
 				t.Helper()
