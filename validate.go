@@ -259,7 +259,7 @@ func qualifiedName(name string) error {
 	case len(base) > maxNamePart:
 		why = fmt.Sprintf("%d characters, of which at most %d are allowed after '/'", len(base), maxNamePart)
 	}
-	return fmt.Errorf("%q is not a name such as rack or example.com/rack: %s", cut(name), why)
+	return fmt.Errorf("%q is not a qualified name such as example.com/rack: %s", cut(name), why)
 }
 
 // maxNamePart is how long a name is at most, without its domain.
