@@ -101,7 +101,7 @@ nodeLabels: {a: [b]}
 			[]string{`:4: conditions[example.com/A]: okReason: 129 characters, of which at most 128 are allowed`},
 		},
 		{"long type", header + "conditions:\n  ? example.com/" + strings.Repeat("x", 64) + "\n  : {when: [MemoryPressure], reason: A, okReason: B}\n", []string{
-			`:4: conditions[example.com/` + strings.Repeat("x", 64) + `]: "example.com/` + strings.Repeat("x", 64) + `" is not a name such as rack or example.com/rack: 64 characters, of which at most 63 are allowed after '/'`,
+			`:4: conditions[example.com/` + strings.Repeat("x", 64) + `]: "example.com/` + strings.Repeat("x", 64) + `" is not a qualified name such as example.com/rack: 64 characters, of which at most 63 are allowed after '/'`,
 		}},
 		{"many conditions", header + "conditions:\n" + manyConditions(59), []string{`:3: conditions: 65 conditions, of which at most 64 fit on a Node`}}, // six are there by default
 		{"no such mode", header + "mode: bogus\n", []string{`:3: mode: "bogus" is not "observe" or "augment" or "own"`}},
@@ -209,7 +209,7 @@ volumeLimitsFromCSINode: maybe
 			`:7: registerWithTaints[3]: a second taint with key "a" and effect "NoSchedule"`,
 		}},
 		{"labels", header + "nodeLabels:\n  a b: c\n  d: e f\n", []string{
-			`:4: nodeLabels[a b]: "a b" is not a name such as rack or example.com/rack: use letters, digits, '-', '_' and '.', with a letter or digit at both ends`,
+			`:4: nodeLabels[a b]: "a b" is not a qualified name such as example.com/rack: use letters, digits, '-', '_' and '.', with a letter or digit at both ends`,
 			`:5: nodeLabels[d]: value "e f": use at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends`,
 		}},
 		{"addresses", header + "nodeIP: 300.0.0.1\nwebListenAddress: localhost\nrootDirectory: var\nimageDirectories:\n- /a\n- b\n", []string{
@@ -224,8 +224,13 @@ volumeLimitsFromCSINode: maybe
 		{"not closed", "# comment\n\n" + header + "mode: [own\nbpf: off\n", []string{`:5: did not find expected ',' or ']'`}},
 		{"indentation", "# comment\n\n" + header + "mode: own\n bpf: off\n", []string{`:6: mapping values are not allowed in this context: bpf is indented further than mode in line 5, which has a value and can have no fields`}},
 		{"indentation of an entry", header + "evictionHard:\n    memory.available: 5%\n  # a comment\n\n  pid.available: 5%\n", []string{
-			`:7: did not find expected key: pid.available is indented by 2 spaces, as no field above it is`,
+			`:7: did not find expected key: no field above pid.available begins in the same column, 3`,
 		}},
+		{"indentation in a list", header + "registerWithTaints:\n- key: a\n   effect: NoExecute\n", []string{
+			`:5: mapping values are not allowed in this context: effect is indented further than key in line 4, which has a value and can have no fields`,
+		}},
+		{"not closed above", header + "nodeLabels:\n  a: {b\nmode: own\n", []string{`:4: did not find expected ',' or '}'`}},
+		{"not closed, indented", header + "nodeLabels: {a: b,\n  c: d\nmode: own\n", []string{`:4: did not find expected ',' or '}'`}},
 		{"no indentation", header + "evictionHard:\nmemory.available: 5%\nconditions:\n  example.com/A:\n    when:\n    reasons: A\n", []string{
 			`:4: memory.available: unknown field; if it belongs to evictionHard in line 3, which has no value, indent it further`,
 			`:8: conditions[example.com/A].reasons: unknown field; if it belongs to when in line 7, which has no value, indent it further`,
@@ -239,7 +244,7 @@ volumeLimitsFromCSINode: maybe
 		}},
 		{"field manager and annotations", header + "fieldManager: my kubelet\nnodeAnnotations: {a/b/c: d}\n", []string{
 			`:3: fieldManager: "my kubelet" is not a field manager: use one word of at most 128 characters without '/'`,
-			`:4: nodeAnnotations[a/b/c]: "a/b/c" is not a name such as rack or example.com/rack: it has more than one '/'`,
+			`:4: nodeAnnotations[a/b/c]: "a/b/c" is not a qualified name such as example.com/rack: it has more than one '/'`,
 		}},
 		{"a kubelet's field manager", header + "fieldManager: kubelet-2\n", []string{
 			`:3: fieldManager: "kubelet-2" would be taken for a kubelet; choose another name`,
@@ -248,7 +253,7 @@ volumeLimitsFromCSINode: maybe
 			`:3: nodeName: "my_node" is not the name of a node: use lower-case letters, digits, '-' and '.', such as my-node`,
 		}},
 		{"label domain", header + "nodeLabels: {Example_com/rack: a}\n", []string{
-			`:3: nodeLabels[Example_com/rack]: "Example_com/rack" is not a name such as rack or example.com/rack: what stands before '/' is not a domain`,
+			`:3: nodeLabels[Example_com/rack]: "Example_com/rack" is not a qualified name such as example.com/rack: what stands before '/' is not a domain`,
 		}},
 		{"quantities", header + `evictionHard: {memory.available: 100MB, nodefs.available: 5 Gi, imagefs.available: 1.5kb, pid.available: 10 000, nodefs.inodesFree: x%}
 evictionMinimumReclaim: {memory.available: 20MiB}

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/nodeprobe/nodeprobe/internal/printable"
 )
 
 // decodeStrictly reads a YAML document over f: what it does not mention, or leaves
@@ -241,7 +243,7 @@ func isNull(n *yaml.Node) bool { return resolveAlias(n).ShortTag() == "!!null" }
 func show(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.ScalarNode:
-		return strconv.Quote(oneLine(n.Value, 60))
+		return strconv.Quote(printable.Line(n.Value, 60))
 	case yaml.SequenceNode:
 		return "a list"
 	case yaml.MappingNode:

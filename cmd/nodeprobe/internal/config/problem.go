@@ -8,7 +8,8 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
-	"unicode"
+
+	"github.com/nodeprobe/nodeprobe/internal/printable"
 )
 
 // What is wrong may be a huge value, or all of a huge file.
@@ -53,7 +54,7 @@ func (p problem) text(place string) string {
 	if name := p.name(); name != "" {
 		text = name + ": " + text
 	}
-	return place + ": " + oneLine(text, maxRunes)
+	return place + ": " + printable.Line(text, maxRunes)
 }
 
 // join makes one error of all problems, a line each, in the order of the files: a
@@ -100,7 +101,7 @@ type Remarks []Remark
 
 // add leaves out what would be too much: a file may hold anything.
 func (r *Remarks) add(level slog.Level, path string, line int, format string, args ...any) {
-	text := oneLine(fmt.Sprintf(format, args...), maxRunes)
+	text := printable.Line(fmt.Sprintf(format, args...), maxRunes)
 	switch {
 	case len(*r) > maxProblems:
 		return
@@ -127,20 +128,4 @@ func (r Remarks) Print(w io.Writer) error {
 // Warnings returns the remarks of level Warn.
 func (r Remarks) Warnings() Remarks {
 	return slices.DeleteFunc(slices.Clone(r), func(remark Remark) bool { return remark.Level != slog.LevelWarn })
-}
-
-// oneLine makes text fit on a line of so many runes, and replaces what a terminal
-// would not just print.
-func oneLine(text string, limit int) string {
-	runes := []rune(text[:min(len(text), 4*limit+1)])
-	cut := len(runes) > limit
-	if cut {
-		runes = append(runes[:limit-1], '…')
-	}
-	for i, r := range runes {
-		if !unicode.IsGraphic(r) {
-			runes[i] = unicode.ReplacementChar
-		}
-	}
-	return string(runes)
 }

@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/nodeprobe/nodeprobe"
 )
 
 // Each field either can change or is named as one that cannot.
@@ -95,8 +93,7 @@ func TestMergeKeeps(t *testing.T) {
 	t.Setenv("NODE_NAME", "n")
 	current := mustParse(t, "")
 	current.Agent.Version, current.Agent.Rootfs = "v9", "/host"
-	current.Agent.Setters = []nodeprobe.Setter{nil}
-	current.Agent.Setters = current.Agent.Setters[:0]
+	current.Agent.OnReconnect = func() {}
 	t.Setenv("NODE_NAME", "m")
 	next, changed, restart, err := current.Merge(mustParse(t, "sampleInterval: 3s\nport: 1\nlogLevel: warn\n"))
 	if err != nil || !slices.Equal(changed, []string{"sampleInterval", "logLevel"}) || !slices.Equal(restart, []string{"port"}) {
@@ -106,7 +103,7 @@ func TestMergeKeeps(t *testing.T) {
 	if a.SampleInterval != 3*time.Second || next.LogLevel.String() != "WARN" || a.Port != 10250 {
 		t.Errorf("got %+v", next)
 	}
-	if a.Version != "v9" || a.Rootfs != "/host" || a.Setters == nil || a.NodeName != "n" {
+	if a.Version != "v9" || a.Rootfs != "/host" || a.OnReconnect == nil || a.NodeName != "n" {
 		t.Errorf("it has lost what the program added: %+v", a)
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/nodeprobe/nodeprobe/internal/printable"
 )
 
 // parseDocument returns the mapping that the one document of data consists of.
@@ -95,8 +97,9 @@ func findSyntaxError(data []byte, err error) (line int, text string) {
 	return line, text
 }
 
-// entryLine is a line with the name of an entry, which may be that of a list.
-var entryLine = regexp.MustCompile(`^( *)(?:- +)?([^\s#:'"{}\[\],&*!|>%@-][^\s:]*):(?:\s+(\S.*))?$`)
+// entryLine is a line with an entry of a mapping, which may be the first in an item of a
+// list: what stands before its name, the name, and the value on the same line.
+var entryLine = regexp.MustCompile(`^( *(?:- +)?)([^\s#:'"{}\[\],&*!|>%@-][^\s:]*):(?:\s+([^\s#].*))?`)
 
 // explainIndentation returns what a syntax error in a line may come from, or "": the
 // library's text is about its grammar.
@@ -113,27 +116,34 @@ func explainIndentation(data []byte, line int) string {
 	if here == nil {
 		return ""
 	}
+	name, column := printable.Line(here[2], 60), len(here[1])
+	nearest := true
 	for i := line - 2; i >= 0; i-- {
 		above := entryLine.FindStringSubmatch(lines[i])
-		switch {
-		case above == nil:
-			if text := strings.TrimSpace(lines[i]); text != "" && !strings.HasPrefix(text, "#") {
-				return ""
-			}
+		if above == nil {
 			continue
-		case len(here[1]) > len(above[1]) && above[3] != "" && above[3][0] != '#':
-			return fmt.Sprintf(": %s is indented further than %s in line %d, which has a value and can have no fields", oneLine(here[2], 60), oneLine(above[2], 60), i+1)
-		case len(here[1]) < len(above[1]):
-			return fmt.Sprintf(": %s is indented by %s, as no field above it is", oneLine(here[2], 60), spaces(len(here[1])))
 		}
+		switch {
+		case nearest && column > len(above[1]) && isPlain(above[3]):
+			return fmt.Sprintf(": %s is indented further than %s in line %d, which has a value and can have no fields", name, printable.Line(above[2], 60), i+1)
+		case column == len(above[1]), nearest && column > len(above[1]):
+			return ""
+		case column > len(above[1]):
+			return outdented(name, column)
+		}
+		nearest = false
+	}
+	if nearest {
 		return ""
 	}
-	return ""
+	return outdented(name, column)
 }
 
-func spaces(n int) string {
-	if n == 1 {
-		return "1 space"
-	}
-	return fmt.Sprintf("%d spaces", n)
+func outdented(name string, column int) string {
+	return fmt.Sprintf(": no field above %s begins in the same column, %d", name, column+1)
+}
+
+// isPlain reports whether a value ends where its line does.
+func isPlain(value string) bool {
+	return value != "" && !strings.ContainsRune("{[|>&*!\"'", rune(value[0]))
 }

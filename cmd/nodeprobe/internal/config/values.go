@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"github.com/nodeprobe/nodeprobe/internal/printable"
 	"github.com/nodeprobe/nodeprobe/status/node"
 )
 
@@ -22,11 +23,11 @@ func explain(text string, err error) error {
 	numErr, isNumber := errors.AsType[*strconv.NumError](err)
 	switch {
 	case errors.Is(err, resource.ErrFormatWrong), errors.Is(err, resource.ErrNumeric), errors.Is(err, resource.ErrSuffix):
-		return fmt.Errorf("%q is not a quantity%s", oneLine(text, 60), suggestQuantity(text))
+		return fmt.Errorf("%q is not a quantity%s", printable.Line(text, 60), suggestQuantity(text))
 	case isNumber && numErr.Func == "ParseFloat":
-		return fmt.Errorf("%q is not a share such as 10%%", oneLine(text, 60))
+		return fmt.Errorf("%q is not a share such as 10%%", printable.Line(text, 60))
 	case err != nil && strings.HasPrefix(err.Error(), "time: "):
-		return fmt.Errorf("%q is not a duration such as 10s or 1m30s", oneLine(text, 60))
+		return fmt.Errorf("%q is not a duration such as 10s or 1m30s", printable.Line(text, 60))
 	}
 	return err
 }
@@ -118,7 +119,7 @@ func listenAddress(address string) error {
 	}
 	_, port, err := net.SplitHostPort(address)
 	if err != nil {
-		return fmt.Errorf("%q is not an address with a port, such as 127.0.0.1:9732 or [::1]:9732", oneLine(address, 60))
+		return fmt.Errorf("%q is not an address with a port, such as 127.0.0.1:9732 or [::1]:9732", printable.Line(address, 60))
 	}
 	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
 		return fmt.Errorf("%q is not a port in %q; use a number from 0 to 65535", port, address)
