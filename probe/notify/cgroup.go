@@ -12,23 +12,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cgroupSource is a file of events of the cgroup that all pods are in, on a
-// machine whose memory controller is that of cgroup v2. memory.events.local
-// (Linux 5.2) counts what the limit of all pods together caused, and each of it
-// counts; memory.events counts what happened in any pod too, and pods at their
-// own limit are nothing special, so only the OOM killer counts there.
+// cgroupSource is an events file of the cgroup that holds all pods, on a machine
+// whose memory controller is that of cgroup v2. memory.events.local (Linux 5.2) counts
+// what the limit of all pods together caused, and every event matters there;
+// memory.events also counts what happened in each pod, and as pods at their own limit
+// are nothing special, only OOM events matter there.
 //
-// The kernel reports a change both by inotify and by poll(2). This polls: it
-// needs no watch, of which there are few, and the read that must follow is one
-// that we make anyway. Neither tells reliably that the cgroup is removed, so
-// stale looks.
+// The kernel reports a change both by inotify and by poll(2). This polls: it needs no
+// inotify watch, of which there are few, and the read that must follow is needed
+// anyway. Neither reports reliably that the cgroup was removed, so stale checks.
 type cgroupSource struct {
 	cgroupfs string
 	file     string
-	only     string // a prefix of the keys that count
+	only     string // the prefix of the keys that matter
 
 	path string // what is open
-	sum  int64  // of the keys that count, when last read
+	sum  int64  // of the keys that matter, when last read
 	buf  [1024]byte
 }
 
@@ -41,7 +40,7 @@ var (
 	errNoPods = errors.New("no cgroup for pods")
 )
 
-// find returns the path of the file as things are now.
+// find returns the path of the file at present.
 func (s *cgroupSource) find() (string, error) {
 	dir, version := cgroup.Memory(s.cgroupfs)
 	if version != cgroup.V2 {
@@ -64,7 +63,7 @@ func (s *cgroupSource) open() (int, string, error) {
 		return -1, "", &fs.PathError{Op: "open", Path: path, Err: err}
 	}
 	s.path = path
-	// poll compares with what was read last, so something must have been.
+	// poll compares with what was read last, so read once.
 	if s.sum, err = s.read(fd); err != nil {
 		unix.Close(fd)
 		return -1, "", err
@@ -114,8 +113,8 @@ func sumEvents(text, prefix string) (int64, error) {
 	return sum, nil
 }
 
-// heard reads the counters, which readies the file for the next report. Of a
-// cgroup that was removed poll reports an error for ever, and the read fails.
+// heard reads the counters, which also arms the file for the next event. For a cgroup
+// that was removed, poll reports an error for ever, and the read fails.
 func (s *cgroupSource) heard(fd int, _ int16) (bool, error) {
 	sum, err := s.read(fd)
 	if err != nil {
@@ -140,7 +139,7 @@ func (s *cgroupSource) remedy(err error) string {
 	case errors.Is(err, errNotV2):
 		return "boot with cgroup v2 only (systemd.unified_cgroup_hierarchy=1)"
 	case errors.Is(err, errNoPods):
-		return "none needed: it is looked for again once there are pods"
+		return "none needed: it is found once there are pods"
 	case errors.Is(err, fs.ErrNotExist):
 		return "run Linux 5.2 or later"
 	}

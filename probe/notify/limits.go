@@ -8,10 +8,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// limitsSource is the sysctls that bound the number of tasks, by inotify (Linux
-// 2.6.13): a write to one is reported even where it changes nothing. It is the
-// inode that is watched, and what keeps the kernel from forgetting it, and making
-// another one for the next writer, is that the sampler has the files open.
+// limitsSource is the sysctls that limit the number of tasks, by inotify (Linux
+// 2.6.13): a write is reported even if it changes nothing. Inotify watches the inode.
+// The kernel would forget that and make another for the next writer, but the sampler
+// keeps the files open.
 type limitsSource struct{ procfs string }
 
 func (s *limitsSource) name() string  { return "task_limits" }
@@ -34,7 +34,7 @@ func (s *limitsSource) open() (int, string, error) {
 	return fd, "pid_max and threads-max of " + dir, nil
 }
 
-// heard takes the news from the queue; what they say is known.
+// heard empties the queue; what the events say is known.
 func (s *limitsSource) heard(fd int, _ int16) (bool, error) {
 	var buf [4096]byte
 	for {

@@ -8,10 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mountsSource is the mount table (Linux 2.6.26). It reports what changes the
-// table or the options of a mount in that mount namespace: not that ext4 has
-// stopped writing after an error, and not a remount of the filesystem in another
-// namespace.
+// mountsSource is the mount table (Linux 2.6.26). It reports changes of the table and
+// of a mount's options in that mount namespace; not that ext4 stopped writing after an
+// error, and not a remount of the filesystem in another namespace.
 type mountsSource struct{ procfs string }
 
 func (s *mountsSource) name() string  { return "mounts" }
@@ -32,8 +31,8 @@ func (s *mountsSource) open() (int, string, error) {
 	return -1, "", first
 }
 
-// heard needs to do nothing: polling has taken the news already. POLLERR is
-// how this file reports them, along with POLLPRI.
+// heard has nothing to read: polling has consumed the event. This file reports it by
+// POLLERR along with POLLPRI.
 func (s *mountsSource) heard(_ int, revents int16) (bool, error) {
 	if revents&unix.POLLPRI == 0 {
 		return false, fmt.Errorf("%s: %w: %#x", s.name(), errPolled, revents)

@@ -1,3 +1,7 @@
+// Package notify wakes the sampler from user space: by PSI triggers, the mount table,
+// the sysctls that limit tasks, and the memory events of the pods' cgroup. Each is a
+// hint that costs nothing while nothing happens, and that the next sample confirms or
+// not; a source that a machine lacks costs just its hints.
 package notify
 
 import (
@@ -14,17 +18,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Cause is what a Notifier has heard of.
+// Cause is what a Notifier reports.
 type Cause uint8
 
-// The causes. The first three are in the order of Resource.
+// The causes. The first three are in the order of probe.Resource.
 const (
 	CPUStall    Cause = iota // tasks stall on the CPU
 	MemoryStall              // tasks stall on memory
 	IOStall                  // tasks stall on a disk
 	Mounts                   // something was mounted, unmounted or remounted
-	Cgroup                   // the pods reached a memory limit, or one lost a process to the OOM killer
-	Limits                   // somebody has set how many tasks there may be
+	Cgroup                   // all pods reached their memory limit, or the OOM killer killed in one
+	Limits                   // pid_max or threads-max was written to
 
 	// NumCauses is the length of an array indexed by Cause.
 	NumCauses = int(iota)
@@ -35,56 +39,54 @@ func (c Cause) String() string {
 	return [NumCauses]string{"cpu_stall", "memory_stall", "io_stall", "mounts", "cgroup", "limits"}[c]
 }
 
-// Config says what to listen to.
+// Config configures a Notifier.
 type Config struct {
 	// Procfs and Sysfs are where the node's /proc and /sys are mounted.
 	Procfs, Sysfs string
-	// Stalls are the stalls to hear of; nil means DefaultStallTriggers.
+	// Stalls are the PSI triggers to set; nil means DefaultStallTriggers.
 	Stalls []StallTrigger
-	// Logger gets one line when a source is lost or missing, and one when it is
-	// there again.
+	// Logger gets one line when a source is lost or missing, and one when it works
+	// again; nil for none.
 	Logger *slog.Logger
 }
 
-// Source is what became of one source, for preflight and the tier report.
+// Source is the state of one source of notifications.
 type Source struct {
 	Name  string
 	Cause Cause
-	// Active says that the kernel wakes us, Detail by which file and under which
-	// terms.
+	// Active reports whether the kernel wakes us, and Detail by which file and on
+	// which condition.
 	Active bool
 	Detail string
-	// Err says why the source is not active, Remedy what to do about it.
+	// Err is why the source is not active, Remedy what to do about it.
 	Err    error
 	Remedy string
 }
 
-// Notifier waits for the kernel to tell that a sample is due: hints that cost
-// nothing while there is nothing to tell, and that the next sample confirms or
-// not. Every source is optional to the daemon; see Sources.
+// Notifier waits for the kernel to report that a sample is due. Every source is
+// optional; see Sources.
 //
-// It spends one thread, blocked in poll(2). The Go runtime's poller cannot take
-// its place, neither directly (it does not ask for POLLPRI) nor through an epoll
-// descriptor within its own: asking one of these files whether there is news
-// takes the news away, so the outer epoll would swallow what the inner one was
-// to report.
+// Run blocks one thread in poll(2). The Go runtime's poller cannot take its place,
+// neither directly (it does not ask for POLLPRI) nor through an epoll descriptor
+// within its own: polling one of these files consumes its event, so the outer epoll
+// would swallow what the inner one was to report.
 //
 // Refresh and Sources may be called from any goroutine.
 type Notifier struct {
 	logger *slog.Logger
 
-	// poll is unix.Poll, or the kernel that a test plays.
+	// poll is unix.Poll; tests replace it.
 	poll func(fds []unix.PollFd, timeoutMillis int) (int, error)
 
 	mu sync.Mutex
 	// wakeFD is the eventfd that ends a poll; -1 while Run does not run. It is
-	// closed under the lock, so that nobody writes to a descriptor that has
-	// become somebody else's.
+	// closed under the lock, so that nobody writes to a descriptor that has been
+	// reused.
 	wakeFD  int
 	watches []*watch // written under the lock by Run, by Sources while there is no Run
 }
 
-// watch is a source and what we have of it.
+// watch is a source and its state.
 type watch struct {
 	source source
 	fd     int // -1 while closed
@@ -92,8 +94,8 @@ type watch struct {
 	err    error
 	logged string
 
-	// The source is not listened to before quiet is over. Nothing is lost by
-	// that: the kernel keeps the news until we ask.
+	// The source is not polled before quiet. Nothing is lost by that: the kernel
+	// keeps the event.
 	quiet time.Time
 	gap   time.Duration
 }
@@ -102,26 +104,26 @@ type watch struct {
 type source interface {
 	name() string
 	cause() Cause
-	// events is what to ask poll for.
+	// events are those to poll for.
 	events() int16
-	// open returns a descriptor to poll, and what to say of it.
+	// open returns a descriptor to poll, and the Detail to show.
 	open() (fd int, detail string, err error)
 	// heard is called when poll reported something. It makes the descriptor
-	// ready to report the next, and tells whether this was worth a sample.
-	// After an error the descriptor is of no more use.
+	// ready to report the next event, and reports whether this one deserves a
+	// sample. After an error the descriptor is useless.
 	heard(fd int, revents int16) (bool, error)
-	// stale tells whether the descriptor is no longer what open would find.
+	// stale reports whether open would find something else by now.
 	stale(fd int) bool
-	// remedy tells the operator what to do about an error.
+	// remedy returns what the operator can do about an error.
 	remedy(err error) string
 }
 
 const (
 	// minGap is the time between two reports of one source. Mounts come by the
-	// hundred when pods do, and one look serves them all.
+	// hundred when pods start, and one sample covers them all.
 	minGap = 500 * time.Millisecond
-	// maxGap is how far the gap grows while a source has nothing worth a sample
-	// to tell. Later than this the next tick would see it anyway.
+	// maxGap is how far the gap grows while a source reports nothing that deserves
+	// a sample. The next tick would not be later.
 	maxGap = 10 * time.Second
 )
 
@@ -159,11 +161,11 @@ func (n *Notifier) add(s source) {
 
 var errRunning = errors.New("already running")
 
-// Run opens the sources that there are and calls notify, from this goroutine,
-// for what they tell: at once, then at most twice a second per source, and in
-// any case once after the last of a series. It returns when ctx ends, with its
-// cause, or when it cannot wait any more. A source that fails is no reason to
-// return; without any, Run just waits.
+// Run opens the sources that exist and calls notify, from this goroutine, for each
+// event: at once, then at most twice a second per source, and always once after the
+// last event of a series. It returns the cause of ctx when that ends, an error if
+// poll(2) fails, and an error at once if Run is running already. A source that fails
+// is no reason to return; without any, Run just waits. It closes what it opened.
 func (n *Notifier) Run(ctx context.Context, notify func(Cause)) error {
 	if err := n.start(); err != nil {
 		return err
@@ -216,8 +218,8 @@ func (n *Notifier) finish() {
 	n.closeAll()
 }
 
-// prepare says what to wait for, and for how long: for ever, unless a source is
-// to be listened to again.
+// prepare sets what to poll and returns for how long: for ever, unless the quiet of
+// a source ends.
 func (n *Notifier) prepare(fds []unix.PollFd, now time.Time) (timeoutMillis int) {
 	fds[0] = unix.PollFd{Fd: int32(n.wakeFD), Events: unix.POLLIN}
 	timeout := time.Duration(math.MaxInt64)
@@ -225,7 +227,7 @@ func (n *Notifier) prepare(fds []unix.PollFd, now time.Time) (timeoutMillis int)
 		p := &fds[1+i]
 		*p = unix.PollFd{Fd: int32(w.fd), Events: w.source.events()}
 		if wait := w.quiet.Sub(now); wait > 0 && w.fd >= 0 {
-			p.Fd = -1 // poll passes it over
+			p.Fd = -1 // poll skips it
 			timeout = min(timeout, wait)
 		}
 	}
@@ -235,7 +237,7 @@ func (n *Notifier) prepare(fds []unix.PollFd, now time.Time) (timeoutMillis int)
 	return int((timeout + time.Millisecond - 1) / time.Millisecond)
 }
 
-// hear takes the news from w and tells whether they are worth a sample.
+// hear takes the event from w and reports whether it deserves a sample.
 func (n *Notifier) hear(w *watch, revents int16, now time.Time) bool {
 	worth, err := w.source.heard(w.fd, revents)
 	if err != nil {
@@ -255,18 +257,18 @@ func (n *Notifier) hear(w *watch, revents int16, now time.Time) bool {
 	return worth
 }
 
-// Refresh asks Run to look again for sources that were missing, and for a cgroup
-// that was made anew. Call it once a minute. It does not block.
+// Refresh makes Run look again for sources that were missing, and for a cgroup that
+// was recreated. Call it once a minute. It does not block.
 func (n *Notifier) Refresh() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.wakeFD >= 0 {
-		// Cannot fail: nobody makes 2^64 requests before they are read.
+		// Cannot fail: it would take 2^64 requests before they are read.
 		_, _ = unix.Write(n.wakeFD, binary.NativeEndian.AppendUint64(nil, 1))
 	}
 }
 
-// lookAgain does what Refresh asked for.
+// lookAgain answers Refresh.
 func (n *Notifier) lookAgain() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -280,8 +282,8 @@ func (n *Notifier) lookAgain() {
 	n.openMissing()
 }
 
-// Sources tells what became of the sources, in a fixed order. While Run does not
-// run, it opens each for a moment to find out.
+// Sources returns the state of every source, in a fixed order. While Run does not run,
+// it opens each for a moment to find out.
 func (n *Notifier) Sources() []Source {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -329,8 +331,8 @@ func (w *watch) close() {
 	w.fd, w.detail = -1, ""
 }
 
-// log says what changed about a source, once. Missing is no failure: a machine
-// without PSI or pods has nothing to mend.
+// log logs once per change that a source fails, or works again. The level is Info: a
+// machine without PSI or pods has nothing to fix.
 func (n *Notifier) log(w *watch) {
 	text := ""
 	if w.err != nil {

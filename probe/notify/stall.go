@@ -12,20 +12,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// StallTrigger is a stall to hear of: tasks stalled on a resource for a share of
-// a short window.
+// StallTrigger is a PSI trigger: tasks stalled on a resource for a share of a short
+// window (Linux 5.2).
 type StallTrigger struct {
 	Resource probe.Resource
-	// Full asks that all tasks stall at once, not just some.
+	// Full means that all tasks stall at once, not just some.
 	Full bool
 	// Share is the part of the window, above 0 and up to 1.
 	Share float64
 }
 
-// DefaultStallTriggers returns what is worth a look at the node. Stalls on
-// memory come long before there is none left, so little is enough; disks are
-// busy on healthy nodes too, and only count when nobody gets on. Waiting for a
-// CPU is nothing that any condition is about.
+// DefaultStallTriggers returns the triggers that deserve a sample. Stalls on memory
+// come long before it runs out, so a small share is enough; disks are busy on healthy
+// nodes too, so only a full stall counts. No condition is about waiting for a CPU.
 func DefaultStallTriggers() []StallTrigger {
 	return []StallTrigger{
 		{Resource: probe.MemoryResource, Share: 0.05},
@@ -50,10 +49,9 @@ func (t StallTrigger) kind() string {
 	return "some"
 }
 
-// stallWindows are tried in this order. A process with CAP_SYS_RESOURCE may have
-// any from 500 ms to 10 s (newer kernels allow shorter ones, which cost more and
-// tell no more); without it, the kernel evaluates every 2 s and wants multiples
-// of that.
+// stallWindows are tried in this order. With CAP_SYS_RESOURCE the kernel accepts any
+// from 500 ms to 10 s (newer kernels also shorter ones, which cost more and report no
+// more); without it, the kernel evaluates every 2 s and accepts only multiples of that.
 var stallWindows = []time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second}
 
 // stallSource is a trigger on a file of /proc/pressure (Linux 5.2, CONFIG_PSI).
@@ -73,8 +71,8 @@ func (s *stallSource) cause() Cause { return CPUStall + Cause(s.trigger.Resource
 
 func (s *stallSource) open() (int, string, error) {
 	fd, detail, err := s.openIn(s.procfs)
-	// Hints need a file that can be written, and containers get the host's /proc
-	// read-only. No namespace bounds PSI: the container's own /proc serves.
+	// A trigger is set by writing, and containers get the host's /proc read-only.
+	// PSI knows no namespaces: the container's own /proc serves as well.
 	if s.procfs != "/proc" && errors.Is(err, unix.EROFS) {
 		return s.openIn("/proc")
 	}
@@ -87,7 +85,7 @@ func (s *stallSource) openIn(procfs string) (int, string, error) {
 	if err != nil {
 		return -1, "", &fs.PathError{Op: "open", Path: path, Err: err}
 	}
-	// What follows writes, and a copy of somebody's /proc is not to be changed.
+	// What follows writes, and must not change somebody's copy of /proc.
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(fd, &st); err != nil || st.Type != unix.PROC_SUPER_MAGIC {
 		unix.Close(fd)

@@ -9,8 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxData bounds what is read of a vol_data.json, which has some hundred
-// bytes.
+// maxData bounds what is read of a vol_data.json, which has a few hundred bytes.
 const maxData = 64 << 10
 
 var (
@@ -19,8 +18,8 @@ var (
 	errNoVolume   = errors.New("driverName or volumeHandle is missing")
 )
 
-// readVolume reads a vol_data.json. There is no volume in it where it is about one
-// that lives and dies with its pod: nobody attaches such a one.
+// readVolume reads a vol_data.json. It returns false for an ephemeral volume, which
+// lives and dies with its pod: nothing attaches such a volume.
 func readVolume(path string) (v Volume, ok bool, err error) {
 	b, err := readData(path)
 	if err != nil {
@@ -40,8 +39,8 @@ func readVolume(path string) (v Volume, ok bool, err error) {
 	return Volume{data.Driver, data.Handle}, data.Lifecycle != "Ephemeral", nil
 }
 
-// readData reads a file that may be anything: what is no regular file is
-// neither waited for nor followed.
+// readData reads a regular file. It neither waits for a FIFO nor follows a link:
+// anything may be in that place.
 func readData(path string) ([]byte, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOFOLLOW|unix.O_NOCTTY|unix.O_CLOEXEC, 0)
 	if errors.Is(err, unix.ELOOP) {

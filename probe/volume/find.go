@@ -1,3 +1,6 @@
+// Package volume finds out which CSI volumes are in use on a node, for the Node's
+// volumesInUse: those that are mounted, or mapped as block devices, whatever a kubelet
+// or anybody else wanted.
 package volume
 
 import (
@@ -20,18 +23,18 @@ type Volume struct {
 	Driver, Handle string
 }
 
-// String returns the name by which Kubernetes knows the volume among those of CSI.
+// String returns the name that Kubernetes gives the volume among CSI volumes.
 func (v Volume) String() string { return v.Driver + "^" + v.Handle }
 
-// sortVolumes puts volumes in order, each once.
+// sortVolumes sorts volumes and drops duplicates.
 func sortVolumes(volumes []Volume) []Volume {
 	slices.SortFunc(volumes, func(a, b Volume) int { return strings.Compare(a.String(), b.String()) })
 	return slices.Compact(volumes)
 }
 
-// stagedDirectory is where a kubelet, and what does as it does, stages volumes,
+// stagedDirectory is where a kubelet, and every agent that follows it, stages volumes,
 // below the root directory, and podsDirectory is where it mounts them for pods. A
-// driver need not stage: then only the latter tells. Below stagedDirectory:
+// driver need not stage; its volumes appear only in the latter. Below stagedDirectory:
 //
 //	<driver>/<hash>/globalmount, and vol_data.json beside it     filesystems
 //	pv/<name>/globalmount, and vol_data.json beside it           the same before 1.24
@@ -49,8 +52,8 @@ const (
 	dataFile = "vol_data.json"
 )
 
-// stagedData returns the file that says what is mounted at a point, both relative
-// to stagedDirectory; "" if it is no volume's.
+// stagedData returns the file that names the volume mounted at point, both relative to
+// stagedDirectory; "" if point is no volume's.
 func stagedData(point string) string {
 	parts := strings.Split(point, "/")
 	switch n := len(parts); {
@@ -75,19 +78,19 @@ func podData(point string) string {
 	return filepath.Join(filepath.Dir(point), dataFile)
 }
 
-// volumeMount is a mount of a volume: its line in the mount table, and the file
-// that says whose it is.
+// volumeMount is a mount of a volume: its line in the mount table, and the file that
+// names the volume.
 type volumeMount struct{ line, data string }
 
 // directory is a directory that volumes are mounted in.
 type directory struct {
 	path   string  // as it is configured
-	places []place // wherever it has been: what was mounted there may still be
+	places []place // wherever it has been: mounts there may still exist
 	data   func(point string) string
 }
 
-// place is a directory as the node's mount table has it, and below rootfs, as
-// our own has it.
+// place is the path of a directory in the node's mount table, and below rootfs, as in
+// our own.
 type place struct{ onNode, here string }
 
 // finder finds the mounts of volumes on the node whose /proc is at procfs and
@@ -104,9 +107,8 @@ func newFinder(procfs, rootfs, rootDirectory string) *finder {
 	}}
 }
 
-// mounts returns the mounts of volumes, in a fixed order. It reads the table even
-// where neither directory exists: one that is hidden by another mount is as much in
-// use as before.
+// mounts returns the mounts of volumes, sorted. It reads the table even where neither
+// directory exists: a volume hidden by another mount is still in use.
 func (f *finder) mounts() ([]volumeMount, error) {
 	for i := range f.dirs {
 		if err := f.dirs[i].locate(f.rootfs); err != nil {
@@ -127,8 +129,8 @@ func (f *finder) mounts() ([]volumeMount, error) {
 	return mounts, nil
 }
 
-// locate adds the place where the directory is now. What does not exist, or is
-// hidden, is looked for below the nearest parent that does.
+// locate adds the place where the directory is now. One that does not exist, or is
+// hidden, would be below the nearest parent that exists.
 func (d *directory) locate(root string) error {
 	for parent := d.path; ; parent = filepath.Dir(parent) {
 		onNode, err := rootfs.Resolve(root, parent)
@@ -160,18 +162,18 @@ func findMounts(table io.Reader, dirs []directory) ([]volumeMount, error) {
 	return sortMounts(mounts), err
 }
 
-// sortMounts puts mounts in order, each once.
+// sortMounts sorts mounts and drops duplicates.
 func sortMounts(mounts []volumeMount) []volumeMount {
 	slices.SortFunc(mounts, func(a, b volumeMount) int { return strings.Compare(a.line, b.line) })
 	return slices.Compact(mounts)
 }
 
-// lacks says whether some of the mounts that were there are gone.
+// lacks reports whether any of the mounts seen before are gone.
 func lacks(mounts, were []volumeMount) bool {
 	return slices.ContainsFunc(were, func(m volumeMount) bool { return !slices.Contains(mounts, m) })
 }
 
-// dataOf returns the file that says what is mounted at point, or "".
+// dataOf returns the file that names the volume mounted at point, or "".
 func (d *directory) dataOf(point []byte) string {
 	for _, p := range d.places {
 		for _, dir := range []string{p.onNode, p.here} {

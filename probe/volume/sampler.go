@@ -13,18 +13,18 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Snapshot are the CSI volumes in use on a node, as far as they are known. They do
-// not change once they were returned.
+// Snapshot is what is known of the CSI volumes in use on a node. It does not change
+// once it was returned.
 type Snapshot struct {
-	// Known is false until the node has been looked at.
+	// Known is false until the first look has succeeded.
 	Known bool
-	// InUse are in the order of their names, each once.
+	// InUse are the volumes, sorted by their names, without duplicates.
 	InUse []Volume
-	// Err is why there may be more in use; nil if these are all.
+	// Err is why more may be in use; nil if InUse is complete.
 	Err error
 }
 
-// Config says where to look for volumes.
+// Config configures a Sampler.
 type Config struct {
 	// Procfs and Rootfs are where the node's /proc and / are mounted.
 	Procfs, Rootfs string
@@ -33,7 +33,7 @@ type Config struct {
 	// Timeout is how long a look may take; 0 means 2 s.
 	Timeout time.Duration
 
-	// Logger gets one line when a volume cannot be told, and one when all can be
+	// Logger gets one line when a look fails, and one when all volumes are known
 	// again; nil for none.
 	Logger *slog.Logger
 	// Registerer gets the metrics, which can be registered once; nil for none.
@@ -41,10 +41,10 @@ type Config struct {
 }
 
 const (
-	// lookInterval is how often the volumes are looked for if nobody asks.
+	// lookInterval is the time between two looks that nothing asked for.
 	lookInterval = time.Minute
-	// retryPause is the time to the next look after one that failed. It doubles
-	// at each further one, up to lookInterval.
+	// retryPause is the pause after a look that failed. It doubles with each failure,
+	// up to lookInterval.
 	retryPause = time.Second
 	// relogInterval is how often another error of the same outage may be logged.
 	relogInterval = time.Minute
@@ -52,22 +52,22 @@ const (
 	defaultTimeout = 2 * time.Second
 )
 
-// Sampler finds out which CSI volumes are in use on the node: those that are
-// mounted, or mapped as block devices, and not those that should be.
+// Sampler finds the CSI volumes in use on the node by its mount table and the files
+// that a kubelet writes beside the mounts.
 //
-// A volume that is left out may be detached while it is written to, so one that was
-// known stays so until a look has found everything there is, without it.
+// A volume that is left out may be detached while it is written to, so a volume once
+// known stays in use until a look has read everything and did not find it.
 //
-// A look may hang, as the files that say what is mounted are on the node's own
-// disk. So each has a goroutine of its own; one that hangs is left alone until the
-// kernel lets go of it, and there is no other meanwhile.
+// A look may hang, as those files are on the node's own disk. So each runs in a
+// goroutine; one that hangs is left alone until the kernel returns, and no other starts
+// meanwhile.
 //
 // One goroutine at a time may call Sample or Run; the other methods are safe for
 // concurrent use.
 type Sampler struct {
 	cfg  Config
 	wake chan struct{}
-	// mounts is finder.mounts, and read is readVolume, but in tests.
+	// mounts is finder.mounts, and read is readVolume; tests replace them.
 	mounts func() ([]volumeMount, error)
 	read   func(path string) (Volume, bool, error)
 
@@ -76,7 +76,7 @@ type Sampler struct {
 
 	// What follows belongs to the goroutine that calls Sample.
 	looked   *look
-	late     chan *look // where an answer that was given up will come; else nil
+	late     chan *look // the answer of a look that timed out; else nil
 	logged   string     // the error that was logged last; "" if none since all could be read
 	loggedAt time.Time
 
@@ -84,7 +84,7 @@ type Sampler struct {
 	last Snapshot
 }
 
-// look is what one look at the node found. It does not change afterwards.
+// look is the result of one look at the node. It does not change afterwards.
 type look struct {
 	mounts  []volumeMount
 	volumes []Volume
@@ -114,7 +114,7 @@ func New(cfg Config) (*Sampler, error) {
 		}, nil),
 		errors: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "nodeprobe_volumes_read_errors_total",
-			Help: "Looks for volumes in which one could not be told.",
+			Help: "Looks for volumes that could not read everything.",
 		}),
 	}
 	if cfg.Registerer != nil {
@@ -127,7 +127,7 @@ func New(cfg Config) (*Sampler, error) {
 	return s, nil
 }
 
-// Wake asks Run for a look now. It never blocks.
+// Wake makes Run look now. It never blocks.
 func (s *Sampler) Wake() {
 	select {
 	case s.wake <- struct{}{}:
@@ -142,9 +142,9 @@ func (s *Sampler) Last() Snapshot {
 	return s.last
 }
 
-// Run looks at once, then at each Wake and once a minute, and sooner again after a
-// look that failed. It calls changed after each that tells something else than the
-// one before. It returns when ctx ends, with its cause.
+// Run looks at once, then at each Wake and once a minute, and sooner after a look that
+// failed. It calls changed after each look whose result differs from the one before. It
+// returns the cause of ctx when that ends.
 func (s *Sampler) Run(ctx context.Context, changed func()) error {
 	var pause time.Duration
 	for {
@@ -164,7 +164,7 @@ func (s *Sampler) Run(ctx context.Context, changed func()) error {
 		select {
 		case <-ctx.Done():
 		case <-s.wake:
-		case <-s.late: // and by now stale
+		case <-s.late: // out of date by now
 			s.late = nil
 		case <-timer.C:
 		}
@@ -172,20 +172,21 @@ func (s *Sampler) Run(ctx context.Context, changed func()) error {
 	}
 }
 
-// errSlow says for how long a look was waited for, so that the message stays the
-// same while nothing changes.
+// errSlow is the timeout that a look exceeded. It names no time of day, so that the
+// message stays the same while nothing changes.
 type errSlow time.Duration
 
 func (e errSlow) Error() string {
 	return "find volumes: no answer within " + time.Duration(e).String()
 }
 
-// Sample looks for volumes, which takes a timeout at most, and none while an
-// earlier look still hangs.
+// Sample looks for volumes and waits for Config.Timeout at most, and not at all while
+// an earlier look hangs. It returns what was known before if it has no answer in time
+// or ctx ends.
 func (s *Sampler) Sample(ctx context.Context) Snapshot {
 	if s.late != nil {
 		select {
-		case <-s.late: // what it tells is stale by now
+		case <-s.late: // out of date by now
 			s.late = nil
 		default:
 			return s.settle(nil, errSlow(s.cfg.Timeout))
@@ -207,7 +208,7 @@ func (s *Sampler) Sample(ctx context.Context) Snapshot {
 	}
 }
 
-// settle keeps what a look has found; nil is one that did not end.
+// settle stores the result of a look; nil is one that timed out.
 func (s *Sampler) settle(found *look, err error) Snapshot {
 	s.note(err)
 	s.mu.Lock()
@@ -238,7 +239,7 @@ func (s *Sampler) note(err error) {
 	}
 }
 
-// look looks at the node once; before is what the look before found, or nil.
+// look looks at the node once; before is the result of the previous look, or nil.
 func (s *Sampler) look(before *look) *look {
 	var was look
 	if before != nil {
@@ -246,7 +247,7 @@ func (s *Sampler) look(before *look) *look {
 	}
 	mounts, err := s.mounts()
 	if err == nil && (before == nil || lacks(mounts, was.mounts)) {
-		// Before Linux 5.8, the table lacks lines at times while others come and go.
+		// Before Linux 5.8, the table may lack lines while others come and go.
 		var again []volumeMount
 		again, err = s.mounts()
 		mounts = sortMounts(append(mounts, again...))
@@ -255,7 +256,7 @@ func (s *Sampler) look(before *look) *look {
 		return &look{was.mounts, was.volumes, err}
 	}
 	if before != nil && was.err == nil && slices.Equal(mounts, was.mounts) {
-		return before // so the files say the same, too
+		return before // the files cannot have changed either
 	}
 	found := &look{mounts: mounts}
 	failed := 0
