@@ -17,9 +17,8 @@ import (
 	"github.com/prometheus/procfs"
 )
 
-// readCPUs counts the CPUs that are online (/sys/devices/system/cpu/online). The
-// kubelet skips a CPU without topology files, which some ARM kernels do not
-// have; this does not.
+// readCPUs counts the CPUs that are online (/sys/devices/system/cpu/online). The kubelet
+// skips a CPU without topology files, which some ARM kernels lack; this does not.
 func readCPUs(procfsRoot, sysfsRoot string, at func(path string)) (int64, error) {
 	online := filepath.Join(sysfsRoot, "devices/system/cpu/online")
 	at(online)
@@ -38,7 +37,7 @@ func readCPUs(procfsRoot, sysfsRoot string, at func(path string)) (int64, error)
 	if !errors.Is(err, fs.ErrNotExist) {
 		return 0, err
 	}
-	// A kernel without CPU hot-plug support need not have the file.
+	// Without hot-plug support in the kernel the file may be missing.
 	cpuinfo := filepath.Join(procfsRoot, "cpuinfo")
 	at(cpuinfo)
 	proc, err := procfs.NewFS(procfsRoot)
@@ -59,7 +58,7 @@ var errList = errors.New(`not a list such as "0-3,8"`)
 
 // countList counts the members of a list such as "0-3,8".
 func countList(list string) (int64, error) {
-	const most = 1 << 16 // more CPUs than any kernel supports
+	const limit = 1 << 16 // more CPUs than any kernel supports
 	var n int64
 	for part := range strings.SplitSeq(list, ",") {
 		first, last, isRange := strings.Cut(part, "-")
@@ -74,15 +73,15 @@ func countList(list string) (int64, error) {
 			}
 		}
 		n += int64(to) - int64(from) + 1
-		if to < from || to >= most || n > most {
+		if to < from || to >= limit || n > limit {
 			return 0, errList
 		}
 	}
 	return n, nil
 }
 
-// readHugePages reads the persistent pool of every page size that the machine
-// supports. A kernel without huge pages has none. With an error, those that could not
+// readHugePages reads the persistent pool of every page size that the machine supports;
+// none if the kernel lacks huge pages. If it returns an error, the pools that could not
 // be read have a Total of -1.
 func readHugePages(sysfs string, at func(path string)) ([]HugePages, error) {
 	dir := filepath.Join(sysfs, "kernel/mm/hugepages")
@@ -108,8 +107,8 @@ func readHugePages(sysfs string, at func(path string)) ([]HugePages, error) {
 	return pools, errors.Join(errs...)
 }
 
-// setHugePages takes over what readHugePages found, in ascending order. What could
-// not be read keeps the value it had.
+// setHugePages stores the pools of readHugePages in ascending order. A pool that could
+// not be read keeps its value.
 func (c *Capacity) setHugePages(found []HugePages) {
 	known := c.HugePages
 	c.HugePages, c.NumHugePages = [MaxHugePageSizes]HugePages{}, 0

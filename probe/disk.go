@@ -20,13 +20,13 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe/rootfs"
 )
 
-// filesystem watches the filesystem that holds one directory by statfs(2), which may
-// hang for ever (a dead NFS server, a stopped FUSE daemon): so each filesystem has a
-// worker of its own.
+// filesystem reads the filesystem that holds one directory by statfs(2), which may hang
+// for ever (a dead NFS server, a stopped FUSE daemon): so each filesystem has a worker
+// of its own.
 type filesystem struct {
 	rootfs string
-	// dirs are directories of the node, tried in order: the first that exists
-	// counts. They end in the root, which always exists.
+	// dirs are directories of the node: the first that exists counts. The last is
+	// the root, which always exists.
 	dirs []string
 	call func(path []byte, st *unix.Statfs_t) error // path ends in NUL
 
@@ -39,7 +39,7 @@ type filesystem struct {
 	// Owned by the call under way.
 	candidates []statfsPath
 	resolved   time.Time
-	answer     statfsAnswer // kept, as its address goes where it would be allocated each time
+	answer     statfsAnswer // kept, as a local one would escape to the heap each time
 }
 
 type statfsAnswer struct {
@@ -49,7 +49,7 @@ type statfsAnswer struct {
 	err      error
 }
 
-// defaultStatfsTimeout is what the kubelet allows as well.
+// defaultStatfsTimeout is the kubelet's as well.
 const defaultStatfsTimeout = 2 * time.Second
 
 func newFilesystem(rootfs string, dirs []string) *filesystem {
@@ -58,11 +58,11 @@ func newFilesystem(rootfs string, dirs []string) *filesystem {
 	return f
 }
 
-// start asks for an answer, unless one is still owed.
+// start begins a call, unless an earlier one still hangs.
 func (f *filesystem) start(now time.Time) { f.worker.Start(now, f.what, f.ask) }
 
-// statfs is the call that may hang. Symbolic links are followed once a minute and
-// after an error, and here, as that may hang too.
+// statfs is the call that may hang. It also follows symbolic links, once a minute and
+// after an error, as that may hang too.
 func (f *filesystem) statfs() statfsAnswer {
 	if f.resolved.IsZero() || time.Since(f.resolved) >= machineInterval {
 		f.candidates, f.resolved = statfsPaths(f.rootfs, f.dirs), time.Now()
@@ -89,11 +89,10 @@ type statfsPath struct {
 	path       string
 	resolved   string // path without symbolic links
 	terminated []byte // path and a NUL
-	err        error  // why the path is not known
+	err        error  // why path could not be resolved
 }
 
-// statfsPaths finds dirs below rootfs. One that does not exist on the node is
-// left out until the next time.
+// statfsPaths resolves dirs below root, without those that do not exist at present.
 func statfsPaths(root string, dirs []string) []statfsPath {
 	var paths []statfsPath
 	for _, dir := range dirs {
@@ -109,15 +108,15 @@ func statfsPaths(root string, dirs []string) []statfsPath {
 		}
 		resolved := path
 		if direct, err := filepath.EvalSymlinks(path); err == nil && filepath.Clean(root) == "/" {
-			resolved = direct // elsewhere rootfs.Path has seen to it
+			resolved = direct // elsewhere rootfs.Path did that
 		}
 		paths = append(paths, statfsPath{path: path, resolved: resolved, terminated: append([]byte(path), 0), err: err})
 	}
 	return paths
 }
 
-// errEmptyRoot keeps the filesystem of a container, which holds the place where the
-// node's should have been mounted, from passing for the node's.
+// errEmptyRoot keeps the filesystem of a container from passing for the node's if that
+// was not mounted.
 var errEmptyRoot = errors.New("it is empty, and so not the root of the node")
 
 func isEmpty(dir string) bool {
@@ -158,7 +157,7 @@ func (f *filesystem) observations() (space, inodes Observation, err error) {
 	return space, inodes, nil
 }
 
-// found says which filesystem answered.
+// found returns the filesystem that answered.
 func (f *filesystem) found() Filesystem {
 	if f.got.err != nil {
 		return Filesystem{}
@@ -172,7 +171,7 @@ func (f *filesystem) found() Filesystem {
 	return Filesystem{Path: f.got.path, Reserved: int64(reserved * unit), Mount: f.mount}
 }
 
-// errSize marks the answer of a filesystem that has no size, or an impossible
+// errSize is wrapped by the error about a filesystem without a size, or an impossible
 // one.
 var errSize = errors.New("impossible size")
 
@@ -184,10 +183,10 @@ func blockSize(st *unix.Statfs_t) uint64 {
 	return uint64(st.Frsize)
 }
 
-// parseStatfs applies the kubelet's formulas: what unprivileged users may fill
-// counts as available (f_bavail, not f_bfree), and every free inode does. A
-// filesystem that does not count inodes (f_files is 0, or nonsense) has no inode
-// signal: the kubelet takes it for one that has run out.
+// parseStatfs applies the kubelet's formulas: available is the space that unprivileged
+// users may fill (f_bavail, not f_bfree), and every free inode. A filesystem that does
+// not count inodes (f_files is 0, or nonsense) has no inode signal, while the kubelet
+// takes it for one without free inodes.
 func parseStatfs(st *unix.Statfs_t) (space, inodes Observation, err error) {
 	unit := blockSize(st)
 	blocks, free := st.Blocks, st.Bavail
@@ -213,17 +212,17 @@ type diskReader struct {
 	nodefs  *filesystem
 	imagefs *filesystem
 
-	// The mount table has a worker, too: to write it, the kernel may have to read from
-	// the disks that it is about (btrfs looks up the names of its subvolumes).
+	// The mount table has a worker, too: to write it, the kernel may read from the disks
+	// (btrfs looks up the names of its subvolumes).
 	mounts deadline.Worker[mountsAnswer]
 
-	imageDirectories []string // without what imagesAt was told
-	images           string   // what that was
+	imageDirectories []string // without that of imagesAt
+	images           string   // that of imagesAt
 }
 
-// newDiskReader watches the filesystem that holds rootDirectory, and the one
-// that holds the first of imageDirectories that exists. All are directories of
-// the node, whose root is at rootfs and whose /proc is at procfs.
+// newDiskReader returns a reader of the filesystem that holds rootDirectory, and of the
+// one that holds the first of imageDirectories that exists. All are directories of the
+// node, whose root is at rootfs and whose /proc is at procfs.
 func newDiskReader(procfs, rootfs, rootDirectory string, imageDirectories []string, timeout time.Duration) *diskReader {
 	nodefs := ancestors(rootDirectory)
 	r := &diskReader{
@@ -237,9 +236,9 @@ func newDiskReader(procfs, rootfs, rootDirectory string, imageDirectories []stri
 	return r
 }
 
-// imagesAt makes dir the first of the image directories, in place of the one
-// before, and reports whether it is another. A call that hangs is left
-// behind: its worker ends when it returns.
+// imagesAt makes dir the first of the image directories, in place of the one before,
+// and reports whether that is a change. A call that hangs is left to its worker, which
+// ends when the call returns.
 func (r *diskReader) imagesAt(dir string) bool {
 	if dir == r.images {
 		return false
@@ -251,8 +250,8 @@ func (r *diskReader) imagesAt(dir string) bool {
 	return true
 }
 
-// ancestors returns dir and every directory above it: on a machine where dir is
-// not there yet, the filesystem that it will be made on counts.
+// ancestors returns dir and every directory above it: where dir does not exist yet, the
+// filesystem that it will be created on counts.
 func ancestors(dir string) []string {
 	dirs := []string{filepath.Clean(dir)}
 	for dir = dirs[0]; dir != "/"; {
@@ -262,15 +261,15 @@ func ancestors(dir string) []string {
 	return dirs
 }
 
-// mountsAnswer is how the filesystems are mounted, which it is about.
+// mountsAnswer is how two filesystems are mounted; nil is one not asked about.
 type mountsAnswer struct {
 	of     [2]*filesystem
 	mounts [2]Mount
 	errs   [2]error
 }
 
-// findMounts looks up how the filesystems are mounted that answered last. One
-// that did not keeps what is known of it, as both do if the table has no answer.
+// findMounts looks up how those filesystems are mounted that answered this sample. The
+// others keep their mounts, as both do if the table cannot be read in time.
 func (r *diskReader) findMounts(now time.Time) error {
 	all := [2]*filesystem{r.nodefs, r.imagefs}
 	var paths [2]string
@@ -307,13 +306,13 @@ func (r *diskReader) findMounts(now time.Time) error {
 	return err
 }
 
-// start begins to ask; the answers are awaited after everything else has been read.
+// start begins both calls; finish waits for them after everything else has been read.
 func (r *diskReader) start(now time.Time) {
 	r.nodefs.start(now)
 	r.imagefs.start(now)
 }
 
-// finish fills in the disk part of s; remount says whether to look up the mounts.
+// finish fills in the disk part of s, with the mounts looked up again if remount.
 func (r *diskReader) finish(s *Snapshot, remount bool) {
 	deadline := s.Time.Add(r.timeout)
 	r.nodefs.finish(s.Time, deadline)

@@ -10,31 +10,31 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe/deadline"
 )
 
-// fact is what rarely changes about the node. It may be read from a disk that hangs,
-// and paths may lead anywhere: so each has a worker, and one that hangs costs that
-// fact alone.
+// fact is something about the node that rarely changes. Its file may be on a disk that
+// hangs, as paths may lead anywhere: so each fact has a worker, and one that hangs costs
+// that fact alone.
 type fact struct {
 	source Source
 	worker deadline.Worker[discovery]
 	read   func() discovery
-	asked  bool // and there is no answer yet
+	asked  bool // a read is under way, or due
 	err    error
 }
 
-// discovery is what was found out about a fact.
+// discovery is the result of reading a fact.
 type discovery struct {
 	store func(*Snapshot) // nil where there is nothing to store
 	err   error
 }
 
 // factReader reads the facts. A fact that the machine does not have is "". One that
-// is there and could not be read keeps the value it had, as the machine is still the
-// same, and the error says so.
+// exists and cannot be read keeps its value, as the machine is still the same, and adds
+// an error.
 type factReader struct {
 	timeout time.Duration
 	facts   []*fact
 
-	firmware *string // the UUID that the firmware tells; nil while that is not known
+	firmware *string // the firmware's UUID; nil while it is not known
 }
 
 func newFactReader(procfs, sysfs, rootfs string, timeout time.Duration) *factReader {
@@ -86,14 +86,15 @@ func newFactReader(procfs, sysfs, rootfs string, timeout time.Duration) *factRea
 	return r
 }
 
-// add adds a fact. Its read says which file it is about to read.
+// add adds a fact. Its read calls at before each file, so that an error about a read
+// that hangs names the file.
 func (r *factReader) add(source Source, read func(at func(path string)) discovery) {
 	f := &fact{source: source}
 	f.read = func() discovery { return read(func(path string) { f.worker.At("read " + path) }) }
 	r.facts = append(r.facts, f)
 }
 
-// start begins to read what has not been read yet, and all if it is due.
+// start begins to read the facts without an answer yet, and all of them if due.
 func (r *factReader) start(now time.Time, due bool) {
 	for _, f := range r.facts {
 		if f.asked = f.asked || due; f.asked {
@@ -102,7 +103,7 @@ func (r *factReader) start(now time.Time, due bool) {
 	}
 }
 
-// finish stores the answers. Who is not asked is not waited for.
+// finish stores the answers of the reads that start began.
 func (r *factReader) finish(s *Snapshot) {
 	any := false
 	for _, f := range r.facts {

@@ -14,9 +14,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// readMachineID takes the first file that can be read, even if it is empty, as
-// it is on an image that has not been booted before. It fails if none can be
-// read, and there is one.
+// readMachineID returns the content of the first file that can be read, even if that is
+// empty, as on an image that has not been booted before. It returns an error if none can
+// be read although one exists.
 func readMachineID(root string, at func(path string)) (string, error) {
 	var errs []error
 	for _, path := range []string{"/etc/machine-id", "/var/lib/dbus/machine-id"} {
@@ -39,7 +39,7 @@ func readBootID(procfs string, at func(path string)) (string, error) {
 	return id, nil
 }
 
-// readText returns the trimmed text of a file, or "" where there is none.
+// readText returns the trimmed text of a file, "" if it does not exist.
 func readText(path string, at func(path string)) (string, error) {
 	at(path)
 	b, err := os.ReadFile(path)
@@ -49,14 +49,15 @@ func readText(path string, at func(path string)) (string, error) {
 	return cleanText(b), nil
 }
 
-// cleanText drops the white space and the NULs that device-tree files end in.
-// Firmware may hold any bytes; neither the metrics nor the API bear them.
+// cleanText drops white space, and the NUL that device-tree files end in. Firmware may
+// hold any bytes, and neither the metrics nor the API accept invalid UTF-8.
 func cleanText(b []byte) string {
 	return strings.ToValidUTF8(strings.TrimSpace(string(bytes.Trim(b, "\x00\n "))), "\uFFFD")
 }
 
-// firmwareUUID asks the firmware (which tells root only), then the device tree; ""
-// if neither has one.
+// firmwareUUID returns the UUID of the firmware (which only root may read), else that of
+// the device tree, else "". It does not use DMIClass of prometheus/procfs, which reads
+// all 22 files, and returns none of them if any cannot be read.
 func firmwareUUID(procfs, sysfs string, at func(path string)) string {
 	for _, path := range []string{
 		filepath.Join(sysfs, "class/dmi/id/product_uuid"),
@@ -70,8 +71,8 @@ func firmwareUUID(procfs, sysfs string, at func(path string)) string {
 	return ""
 }
 
-// noCPUQuota says whether there is a CPU controller of cgroup v1 without the files
-// for quotas: a kernel without CONFIG_CFS_BANDWIDTH. With v2 the kubelet takes
+// noCPUQuota reports whether the CPU controller is that of cgroup v1 and lacks the files
+// for quotas, as in a kernel without CONFIG_CFS_BANDWIDTH. With v2 the kubelet takes
 // quotas for granted.
 func noCPUQuota(cgroupfs string, at func(path string)) bool {
 	at(cgroupfs)
@@ -93,8 +94,8 @@ func kernelRelease() (string, error) {
 
 var prettyName = regexp.MustCompile(`(?m)^PRETTY_NAME=(.*)$`)
 
-// osImage returns PRETTY_NAME of os-release, without double quotes and with
-// single ones, or "Linux" where there is no such line: as the kubelet does.
+// osImage returns PRETTY_NAME of os-release, or "Linux" if it has none. As in the
+// kubelet, double quotes are removed and single ones kept.
 func osImage(root string, at func(path string)) (string, error) {
 	b, err := readNodeFile(root, "/etc/os-release", at)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -110,7 +111,7 @@ func osImage(root string, at func(path string)) (string, error) {
 	return strings.Trim(cleanText(found[1]), `"`), nil
 }
 
-// readNodeFile reads a file of the node. It tells at which file it is.
+// readNodeFile calls at and reads a file of the node.
 func readNodeFile(root, path string, at func(path string)) ([]byte, error) {
 	at(filepath.Join(root, path))
 	return rootfs.ReadFile(root, path)

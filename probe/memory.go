@@ -13,24 +13,24 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe/cgroup"
 )
 
-// memoryReader reads the node's memory by its two accounts: the kernel's and the
-// kubelet's, which is the root memory cgroup's. Both come from /proc/meminfo. That
-// has the root cgroup's figures, and they cost nothing more there, while
-// memory.stat of the root has the kernel add up what every cgroup has counted since
-// somebody last asked: milliseconds where thousands of them are busy.
+// memoryReader reads the node's memory by two accounts: the kernel's, and the
+// kubelet's, which is that of the root memory cgroup. Both come from /proc/meminfo: it
+// has the root cgroup's figures too, at no further cost, while to read the root's
+// memory.stat the kernel adds up what every cgroup has counted since the last read,
+// which takes milliseconds if thousands of them are busy.
 type memoryReader struct {
 	meminfo hotfile.File
 	root    string // of the memory controller
 	version cgroup.Version
-	none    bool // there are cgroups, and no memory controller
+	none    bool // cgroups are mounted, without a memory controller
 	pods    memoryCgroup
 
 	podsLast Observation
-	podsDue  time.Time                                   // when that is read again
-	readPods func(meminfoErr error) (Observation, error) // readPodsCgroup, but in tests
+	podsDue  time.Time                                   // when to read it again
+	readPods func(meminfoErr error) (Observation, error) // readPodsCgroup; tests replace it
 
-	// What the tables below point at. They are made once, so that a read
-	// allocates nothing.
+	// The tables below point at these. They are made once, so that a read allocates
+	// nothing.
 	mem      Memory
 	swap     Swap
 	memTable []hotfile.Key
@@ -60,9 +60,8 @@ func newMemoryReader(procfs string) *memoryReader {
 	return r
 }
 
-// discover finds the memory controller below cgroupfs, and the pods' cgroup if
-// there is one by now. It comes before the first read, and is cheap enough to
-// be called once a minute.
+// discover finds the memory controller below cgroupfs, and the pods' cgroup if it
+// exists by now. It must precede the first read, and is cheap enough for once a minute.
 func (r *memoryReader) discover(cgroupfs string) {
 	r.root, r.version = cgroup.Memory(cgroupfs)
 	r.none = r.version == cgroup.None && cgroup.Mounted(cgroupfs)
@@ -103,8 +102,8 @@ func (c *memoryCgroup) locate(dir string, version cgroup.Version) {
 	}
 }
 
-// read returns what the cgroup uses, and how much of that is file cache that
-// the kernel would drop first, both in bytes.
+// read returns the cgroup's usage, and how much of that is file cache that the kernel
+// would drop first, both in bytes.
 func (c *memoryCgroup) read() (usage, inactive int64, err error) {
 	b, err := c.stat.Read()
 	if err != nil {
@@ -117,9 +116,8 @@ func (c *memoryCgroup) read() (usage, inactive int64, err error) {
 	return usage, c.inactive, err
 }
 
-// maxLimit is the highest value that is a limit. Cgroup v1 shows "no limit" as
-// the highest multiple of a page that fits in an int64; the kubelet draws the
-// line here.
+// maxLimit is the highest value that is a limit. Cgroup v1 shows "no limit" as the
+// highest multiple of a page that fits in an int64; the kubelet draws the line here.
 const maxLimit = 1 << 62
 
 var errNoLimit = errors.New("no limit")
@@ -202,17 +200,16 @@ func (r *memoryReader) parseCgroup(meminfo []byte) error {
 }
 
 const (
-	// podsShare bounds the time that reading the pods' cgroup takes to one part in
-	// so many. There is no file but memory.stat for how much of its memory is cache,
-	// and the kernel adds that up as for the root.
+	// podsShare limits the time spent on reading the pods' cgroup to 1/podsShare.
+	// Only memory.stat has how much of its memory is cache, and the kernel adds that
+	// up as for the root.
 	podsShare = 100
-	// maxPodsAge bounds how old the figure may get by that. A kubelet's is up to 10 s
-	// old.
+	// maxPodsAge limits how old the figure may get. A kubelet's is up to 10 s old.
 	maxPodsAge = time.Second
 )
 
-// observePods is readPods, unless that is still too dear: then it is what was read
-// last. Usage and cache are never of different times: cache that has come in between
+// observePods is readPods, or what that returned last if another read would cost too
+// much yet. Usage and cache are always of one moment: cache that was added in between
 // would look like memory in use.
 func (r *memoryReader) observePods(now time.Time, meminfoErr error) (Observation, error) {
 	if now.Before(r.podsDue) {
@@ -227,9 +224,9 @@ func (r *memoryReader) observePods(now time.Time, meminfoErr error) (Observation
 	return o, err
 }
 
-// readPodsCgroup observes the pods' cgroup. No such cgroup, and no limit on it, are
-// nothing to observe, and no error. The kubelet takes a limit of 0 for the
-// machine's memory, which is known unless there is a meminfoErr.
+// readPodsCgroup observes the pods' cgroup. If there is none, or it has no limit, there
+// is nothing to observe, and no error. As for the kubelet, a limit of 0 means all of
+// the machine's memory, which is known unless there is a meminfoErr.
 func (r *memoryReader) readPodsCgroup(meminfoErr error) (Observation, error) {
 	if r.pods.dir == "" || r.pods.version == cgroup.None {
 		return Observation{}, nil
@@ -258,10 +255,10 @@ func (r *memoryReader) close() {
 	r.pods.close()
 }
 
-// observe is an observation that succeeded.
+// observe returns an Observation that succeeded.
 func observe(available, capacity int64) Observation {
 	return Observation{Available: available, Capacity: capacity, OK: true}
 }
 
-// readError says which file could not be understood, and where.
+// readError returns an error about the content of a file.
 func readError(path string, err error) error { return fmt.Errorf("read %s: %w", path, err) }

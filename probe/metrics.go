@@ -7,14 +7,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics holds what sampling costs. The figures themselves are exported by
-// collector, from the latest Snapshot.
+// metrics are about sampling itself. The figures of the node are exported by collector,
+// from the latest Snapshot.
 type metrics struct {
 	sampleSeconds prometheus.Histogram
 	readErrors    [NumSources]prometheus.Counter
 }
 
-// newMetrics registers the metrics with reg, if that is not nil.
+// newMetrics registers the metrics with reg unless that is nil.
 func newMetrics(reg prometheus.Registerer, s *Sampler) (*metrics, error) {
 	m := &metrics{
 		sampleSeconds: prometheus.NewHistogram(prometheus.HistogramOpts{
@@ -41,8 +41,8 @@ func newMetrics(reg prometheus.Registerer, s *Sampler) (*metrics, error) {
 	return m, nil
 }
 
-// collector exports the latest Snapshot. What is absent from it is absent from
-// the scrape.
+// collector exports the latest Snapshot. What is absent from that is absent from the
+// scrape.
 type collector struct{ sampler *Sampler }
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -71,7 +71,7 @@ var (
 	descCPUs         = desc("capacity_cpus", "CPUs that are online.")
 	descStorage      = desc("capacity_ephemeral_storage_bytes", "Size of the filesystem that holds the root directory.")
 	descHugePages    = desc("capacity_hugepages_bytes", "Persistent pool of huge pages, by the size of a page.", "page_size_bytes")
-	descReadOnly     = desc("filesystem_readonly", "Whether a filesystem takes no writes: by mount option, or because it has given up after an error.", "filesystem")
+	descReadOnly     = desc("filesystem_readonly", "Whether a filesystem takes no writes: by mount option, or because it gave up after an error.", "filesystem")
 	descMachine      = desc("machine_info", "What the machine is; always 1.", "kernel_version", "os_image", "architecture", "machine_id", "system_uuid", "boot_id")
 	descWakeups      = desc("sampler_wakeups_total", "Samples taken, by what asked for them.", "cause")
 	descSampled      = desc("sampler_last_sample_timestamp_seconds", "When the latest sample was taken.")

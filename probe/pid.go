@@ -10,12 +10,12 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe/hotfile"
 )
 
-// taskReader reads how many tasks exist and how many may.
+// taskReader reads how many tasks exist, and how many may exist.
 type taskReader struct {
 	procfs                      string
 	loadavg, pidMax, threadsMax hotfile.File
 	foreign                     error // why pid_max is not the node's
-	nested                      bool  // and nobody could read that here
+	nested                      bool  // the node is a container, so nothing here can read it
 }
 
 func newTaskReader(procfs string) *taskReader {
@@ -27,13 +27,13 @@ func newTaskReader(procfs string) *taskReader {
 	}
 }
 
-// ErrPIDNamespace says that this process is in a PID namespace of its own, in which
-// the node's pid_max cannot be read: the kernel answers with that of the reader's own
-// namespace, whichever /proc is read. The other figures are the node's.
+// ErrPIDNamespace means that this process is in a PID namespace of its own, where the
+// node's pid_max cannot be read: since Linux 6.14 the kernel returns that of the
+// reader's namespace, whichever /proc is read. The other figures are the node's.
 var ErrPIDNamespace = errors.New("not in the node's PID namespace, and pid_max is that of the reader's")
 
-// nestedNode is ErrPIDNamespace of a node that is a container itself, as kind's are:
-// then nobody can tell, and it is errors.ErrUnsupported, too.
+// nestedNode is ErrPIDNamespace on a node that is a container itself, as kind's are. As
+// nothing on such a node can read pid_max, it is errors.ErrUnsupported, too.
 type nestedNode struct{}
 
 func (nestedNode) Error() string {
@@ -47,14 +47,15 @@ func (nestedNode) Is(target error) bool {
 // initialPIDNamespace is PROC_PID_INIT_INO, the inode number of the first one.
 const initialPIDNamespace = "pid:[4026531836]"
 
-// discover finds out whose pid_max it is. Before Linux 6.14 there is but one.
+// discover finds out whose pid_max it is. Before Linux 6.14 there is only one.
 func (r *taskReader) discover() {
 	release, _ := kernelRelease()
 	r.foreign = foreignPIDMax(r.procfs, release)
 	r.nested = errors.Is(r.foreign, errors.ErrUnsupported)
 }
 
-// foreignPIDMax returns ErrPIDNamespace, or nil also where that is not known.
+// foreignPIDMax returns an error that wraps ErrPIDNamespace if pid_max is not the
+// node's. It returns nil if that cannot be found out.
 func foreignPIDMax(procfs, release string) error {
 	var major, minor int
 	if n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor); n == 2 && (major < 6 || major == 6 && minor < 14) {
@@ -93,11 +94,10 @@ func (r *taskReader) read(s *Snapshot) {
 	s.Signals[PIDAvailable] = observe(limit-total, limit)
 }
 
-// readLimit returns min(pid_max, threads-max). One of the two is enough, as it
-// is to the kubelet; a limit that is not 0 is good even if there is an error,
-// which tells what is wrong with the other.
+// readLimit returns min(pid_max, threads-max). One of the two is enough, as for the
+// kubelet: a limit other than 0 is valid even with an error, which is about the other.
 func (r *taskReader) readLimit() (int64, error) {
-	if r.foreign != nil { // and what threads-max allows may be many times that
+	if r.foreign != nil { // and threads-max may allow many times as much
 		return 0, r.foreign
 	}
 	pids, err := readPositive(&r.pidMax)
@@ -112,7 +112,7 @@ func (r *taskReader) readLimit() (int64, error) {
 	}
 }
 
-// readPositive is readNumber for a number that is never 0.
+// readPositive reads a number that is never 0.
 func readPositive(f *hotfile.File) (int64, error) {
 	n, err := f.Number()
 	if err == nil && n == 0 {
@@ -158,7 +158,7 @@ func parseLoadavg(b []byte) (running, total int64, err error) {
 		total, err = hotfile.ParseUint(t)
 	}
 	if err == nil && total == 0 {
-		err = hotfile.ErrZero // whoever reads this is a task
+		err = hotfile.ErrZero // the reader is a task itself
 	}
 	if err != nil {
 		return 0, 0, hotfile.LineError(line, err)

@@ -14,18 +14,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stallReader reads /proc/pressure (Linux 4.20, CONFIG_PSI). A kernel that has
-// it compiled in but switched off, as RHEL's is by default, lacks the directory or,
-// before 5.10, answers EOPNOTSUPP.
+// stallReader reads /proc/pressure (Linux 4.20, CONFIG_PSI). A kernel with PSI compiled
+// in but turned off, as RHEL's is by default, lacks the directory or, before 5.10,
+// returns EOPNOTSUPP.
 type stallReader struct {
 	procfs string
 	files  [NumResources]hotfile.File
-	// lacks says of which files there is nothing to read. They are not read again
+	// lacks has the files that the kernel does not provide. They are not read again
 	// before discover.
 	lacks [NumResources]bool
 }
 
-// errUnsupported says what this kernel does not have, and is errors.ErrUnsupported.
+// errUnsupported names what this kernel lacks, and is errors.ErrUnsupported.
 type errUnsupported string
 
 func (e errUnsupported) Error() string        { return string(e) }
@@ -41,8 +41,8 @@ func newStallReader(procfs string) *stallReader {
 	return r
 }
 
-// discover has the files looked for again that there were none of: /proc may not
-// have been mounted yet.
+// discover makes read try again the files that were missing: /proc may not have been
+// mounted yet.
 func (r *stallReader) discover() { r.lacks = [NumResources]bool{} }
 
 // read fills in the pressure part of s.
@@ -60,8 +60,8 @@ func (r *stallReader) read(s *Snapshot) {
 	}
 }
 
-// unsupported reports whether err is the answer of a kernel without PSI, and not of a
-// procfs that cannot be read.
+// unsupported reports whether err means a kernel without PSI, not a procfs that cannot
+// be read.
 func (r *stallReader) unsupported(err error) bool {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return errors.Is(err, unix.EOPNOTSUPP)

@@ -17,7 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Config says where to read, and how often.
+// Config configures a Sampler: where to read, and how often.
 type Config struct {
 	// Procfs, Sysfs and Rootfs are where the node's /proc, /sys and / are
 	// mounted. In a container these are mounts of the host's.
@@ -27,13 +27,13 @@ type Config struct {
 	// ImageDirectories are directories of the node: the filesystem of the first
 	// that exists is imagefs. Without any, imagefs is nodefs.
 	ImageDirectories []string
-	// Interval is the time between two samples that nothing else asked for.
+	// Interval is the time between two samples if nothing asks for one sooner.
 	Interval time.Duration
 	// StatfsTimeout is how long a sample waits for a filesystem, and for a file that
 	// may be on a disk; 0 means 2 s.
 	StatfsTimeout time.Duration
 
-	// Kernel is what the BPF programs count; nil without BPF.
+	// Kernel has the counters of the BPF programs; nil without BPF.
 	Kernel Kernel
 	// Logger gets one line when a source fails, and one when it works again;
 	// nil for none.
@@ -51,14 +51,14 @@ type Cause uint8
 // The causes.
 const (
 	CauseTick   Cause = iota // the interval is over
-	CauseNear                // observe asked for it: a limit is near
+	CauseNear                // observe asked for it, as a limit is near
 	CauseEvent               // a BPF program reported something
 	CauseStall               // tasks stall on a resource
 	CauseMounts              // a filesystem was mounted, unmounted, remounted, or turned read-only
 	CauseCgroup              // the pods' cgroup ran into a limit
-	CauseLimits              // somebody has set how many tasks there may be
-	CauseView                // somebody is looking at a live table
-	CauseReload              // there are other limits, or another interval
+	CauseLimits              // pid_max or threads-max was written to
+	CauseView                // a live table is shown
+	CauseReload              // the limits or the interval changed
 
 	// NumCauses is the length of an array indexed by Cause.
 	NumCauses = int(iota)
@@ -69,9 +69,8 @@ func (c Cause) String() string {
 	return [NumCauses]string{"tick", "near", "event", "stall", "mounts", "cgroup", "limits", "view", "reload"}[c]
 }
 
-// machineInterval is how often the facts are re-read that rarely change. Their
-// files are opened anew each time, which makes them several times dearer than a
-// sample.
+// machineInterval is how often the facts that rarely change are re-read. Their files
+// are opened anew each time, which costs several times as much as a sample.
 const machineInterval = time.Minute
 
 // Sampler reads the node. One goroutine at a time may call Sample; the other
@@ -93,7 +92,7 @@ type Sampler struct {
 	wake    chan Cause
 	causes  [NumCauses]atomic.Uint64
 	remount atomic.Bool            // the next sample looks up the mounts
-	images  atomic.Pointer[string] // what ImagesAt was told last
+	images  atomic.Pointer[string] // the latest directory of ImagesAt
 
 	interval atomic.Int64 // a Duration
 
@@ -101,22 +100,21 @@ type Sampler struct {
 	machineRead time.Time
 	logged      [NumSources]logged
 
-	foreignCgroups bool // as it was logged last
-	lacksPSI       bool // and so it was logged
+	foreignCgroups, lacksPSI bool // as logged last
 
 	mu      sync.Mutex // guards the rest
 	last    Snapshot
 	started time.Time
-	doubted time.Time // when last was first found to be old
+	doubted time.Time // when last was first found too old
 }
 
-// logged is what was last said about a source.
+// logged is the error of a source that was logged last.
 type logged struct {
-	text string // "" while it can be read
+	text string // "" while the source can be read
 	at   time.Time
 }
 
-// validate says which field is wrong, if one is.
+// validate returns an error that names the first wrong field.
 func (c *Config) validate() error {
 	type path struct{ name, value string }
 	paths := []path{
@@ -170,27 +168,27 @@ func New(cfg Config) (*Sampler, error) {
 	return s, nil
 }
 
-// ImagesAt makes the filesystem of dir, an absolute path of the node's, imagefs if
-// dir exists, and asks Run for a sample: a container runtime has told where it keeps
-// its images. It never blocks, and may be called as often as is convenient.
+// ImagesAt makes the filesystem of dir, an absolute path of the node, imagefs if dir
+// exists, and wakes Run: a container runtime has reported where it keeps its images. It
+// never blocks, and may be called as often as is convenient.
 func (s *Sampler) ImagesAt(dir string) {
 	if old := s.images.Swap(&dir); old == nil || *old != dir {
 		s.Wake(CauseMounts)
 	}
 }
 
-// Interval is the time between two samples that nothing else asked for.
+// Interval returns the time between two samples if nothing asks for one sooner.
 func (s *Sampler) Interval() time.Duration { return time.Duration(s.interval.Load()) }
 
-// SetInterval changes it, from the next sample on.
+// SetInterval changes the interval, from the next sample on.
 func (s *Sampler) SetInterval(d time.Duration) { s.interval.Store(int64(d)) }
 
 func (c *Config) cgroupfs() string { return filepath.Join(c.Sysfs, "fs/cgroup") }
 
-// Sample reads everything once. It never fails as a whole: what could not be
-// read is absent from the Snapshot, and Snapshot.Errors says why. The Snapshot
-// belongs to the Sampler and is valid until the next Sample; copy it to keep
-// it. In steady state Sample allocates nothing.
+// Sample reads everything once. It never fails as a whole: what could not be read is
+// absent from the Snapshot, with the reason in Snapshot.Errors. The Snapshot belongs to
+// the Sampler and is valid until the next Sample; copy it to keep it. In steady state
+// Sample allocates nothing.
 func (s *Sampler) Sample() *Snapshot {
 	snap := &s.current
 	snap.Time = time.Now()
@@ -249,18 +247,18 @@ func (s *Sampler) readVmstat(snap *Snapshot) {
 	}
 }
 
-// relogInterval is how often a source that keeps failing may be logged again
-// because of another error: one that quotes what it read may differ each time.
+// relogInterval is how often a source that keeps failing may be logged again with
+// another error: one that quotes what was read may differ each time.
 const relogInterval = time.Minute
 
-// note counts the sources that failed, and logs each once per change; that the
-// kernel has no PSI, too.
+// note counts the sources that failed and logs each once per change, and likewise that
+// the kernel has no PSI.
 func (s *Sampler) note(snap *Snapshot) {
 	if err := snap.Pressure[MemoryResource].Err; errors.Is(err, errors.ErrUnsupported) != s.lacksPSI {
 		if s.lacksPSI = !s.lacksPSI; s.lacksPSI {
 			s.cfg.Logger.Info("no pressure stall information", "err", err)
 		} else {
-			s.cfg.Logger.Info("pressure stall information is there now")
+			s.cfg.Logger.Info("pressure stall information is available now")
 		}
 	}
 	for i, err := range snap.Errors {
@@ -281,18 +279,18 @@ func (s *Sampler) note(snap *Snapshot) {
 	}
 }
 
-// noteCgroupRoot logs once per change that the cgroups are not the node's. That is no
-// error of a source: no figure of the node is read at their root.
+// noteCgroupRoot logs once per change that the cgroups are a container's, not the
+// node's. That is no error of a source: no figure of the node is read at their root.
 func (s *Sampler) noteCgroupRoot(err error) {
 	if foreign := err != nil; foreign != s.foreignCgroups {
 		if s.foreignCgroups = foreign; foreign {
-			s.cfg.Logger.Warn("cgroups outside of this container are not seen", "err", err)
+			s.cfg.Logger.Warn("cgroups outside of this container are not visible", "err", err)
 		}
 	}
 }
 
-// Wake asks Run for a sample now. It never blocks: a sample that has been asked
-// for and not yet begun serves both, and counts as the first one's.
+// Wake makes Run take a sample now. It never blocks: several calls before that sample
+// begins get one sample, which counts as that of the first cause.
 func (s *Sampler) Wake(cause Cause) {
 	if cause == CauseMounts {
 		s.remount.Store(true)
@@ -303,10 +301,10 @@ func (s *Sampler) Wake(cause Cause) {
 	}
 }
 
-// Run samples at once, then at each interval and each Wake, and gives every
-// Snapshot to observe, which must not keep the pointer. What observe returns is
-// when it wants the next one at the latest, if that is before the interval is
-// over; 0 for no wish. Run returns when ctx ends, with its cause.
+// Run samples at once, then at each interval and each Wake, and passes every Snapshot
+// to observe, which must not keep the pointer. Observe returns the time until the next
+// sample, if that is to come before the interval is over, or 0. Run returns the cause
+// of ctx when that ends.
 func (s *Sampler) Run(ctx context.Context, observe func(*Snapshot) (next time.Duration)) error {
 	s.mu.Lock()
 	s.started = time.Now()
@@ -320,9 +318,9 @@ func (s *Sampler) Run(ctx context.Context, observe func(*Snapshot) (next time.Du
 		if interval := s.Interval(); next <= 0 || next >= interval {
 			next, due = interval, CauseTick
 		}
-		// Counted from where the sample began, but a machine that is slow to
-		// answer is not asked all the time.
-		timer.Reset(max(next-snap.Took, min(next, leastPause)))
+		// Counted from the beginning of the sample, but a machine that is slow to
+		// answer gets a pause.
+		timer.Reset(max(next-snap.Took, min(next, minPause)))
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -333,8 +331,8 @@ func (s *Sampler) Run(ctx context.Context, observe func(*Snapshot) (next time.Du
 	}
 }
 
-// leastPause is the least time from the end of a sample to the next tick.
-const leastPause = 100 * time.Millisecond
+// minPause is the shortest time from the end of a sample to the next tick.
+const minPause = 100 * time.Millisecond
 
 // Last returns the latest Snapshot, and false before the first one.
 func (s *Sampler) Last() (Snapshot, bool) {
@@ -353,24 +351,24 @@ func (s *Sampler) Causes() (taken [NumCauses]uint64) {
 
 var errNoSample = errors.New("no sample yet")
 
-// Healthy returns nil while samples keep coming: the latest is not older than
-// three intervals and two statfs timeouts, by a clock that stands still while
-// the machine is suspended. One that is older counts only when it is asked about
-// again another statfs timeout later: where this process, or the whole virtual
-// machine, was stopped for a while, the sampler has had no chance yet. It tells
-// whether the sampler is alive, not whether it could read everything.
+// Healthy returns an error if the sampler is stuck: if the latest sample is older than
+// three intervals and two statfs timeouts, by a clock that stops while the machine is
+// suspended, and still is at another call at least one statfs timeout later. (Where
+// this process or its virtual machine was stopped for a while, the first call comes
+// before the sampler had a chance.) It reports whether the sampler is alive, not
+// whether it could read everything.
 func (s *Sampler) Healthy() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now, most := time.Now(), 3*s.Interval()+2*s.cfg.StatfsTimeout
+	now, limit := time.Now(), 3*s.Interval()+2*s.cfg.StatfsTimeout
 	if s.last.Time.IsZero() {
-		if s.started.IsZero() || now.Sub(s.started) < most {
+		if s.started.IsZero() || now.Sub(s.started) < limit {
 			return errNoSample
 		}
-		return fmt.Errorf("%w after %s", errNoSample, most)
+		return fmt.Errorf("%w after %s", errNoSample, limit)
 	}
 	age := now.Sub(s.last.Time)
-	if age <= most {
+	if age <= limit {
 		return nil
 	}
 	if !s.doubted.After(s.last.Time) {
@@ -379,11 +377,11 @@ func (s *Sampler) Healthy() error {
 	if now.Sub(s.doubted) < s.cfg.StatfsTimeout {
 		return nil
 	}
-	return fmt.Errorf("last sample is %s old; limit is %s", age.Round(time.Second), most)
+	return fmt.Errorf("last sample is %s old; limit is %s", age.Round(time.Second), limit)
 }
 
-// Close closes every file. There must be no Sample during or after it; Last and
-// Healthy go on. A call that hangs ends when the kernel lets go of it.
+// Close closes every file. It must not be called during a Sample, and no Sample may
+// follow; Last and Healthy still work. A call that hangs ends when the kernel returns.
 func (s *Sampler) Close() {
 	s.memory.close()
 	s.tasks.close()

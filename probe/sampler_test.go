@@ -242,7 +242,7 @@ func TestHealthyBeforeFirstSample(t *testing.T) {
 			t.Errorf("after 1 min: %v", err)
 		}
 		close(kernel)
-		time.Sleep(leastPause)
+		time.Sleep(minPause)
 		synctest.Wait()
 		probetest.CheckError(t, s.Healthy(), nil)
 		cancel()

@@ -13,7 +13,7 @@ const (
 	MemoryAvailable Signal = iota
 	// AllocatableMemoryAvailable is the same for the cgroup that holds all
 	// pods, in bytes. It is absent where there is no such cgroup, or where it
-	// has no limit. It may be a second old where the kernel takes long to tell.
+	// has no limit. It may be a second old where the kernel takes long to add it up.
 	AllocatableMemoryAvailable
 	// NodeFsAvailable is the space that unprivileged users may still fill on
 	// the filesystem that holds the root directory, in bytes.

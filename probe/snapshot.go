@@ -7,10 +7,9 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe/mount"
 )
 
-// Snapshot is everything that one sample found out about the node. It is a
-// plain value: it holds no pointer into anything live, so it may be copied,
-// kept and compared. A figure that could not be read is absent (OK or Present
-// is false); it is never zero instead.
+// Snapshot is the result of one sample of the node. It is a plain value: it holds no
+// pointer into anything live, so it may be copied, kept and compared. A figure that
+// could not be read is absent (OK is false); it is never zero instead.
 type Snapshot struct {
 	// Time is when the sample began. It carries a monotonic reading, so that
 	// durations between two snapshots survive a step of the wall clock.
@@ -21,7 +20,7 @@ type Snapshot struct {
 	// Signals holds the limited resources, indexed by Signal.
 	Signals [NumSignals]Observation
 
-	// NodeFs and ImageFs say where the two filesystems are.
+	// NodeFs and ImageFs are where the two filesystems were found.
 	NodeFs, ImageFs Filesystem
 
 	Memory   Memory
@@ -31,14 +30,14 @@ type Snapshot struct {
 	// OOMKills is the kernel's count of processes killed for lack of memory
 	// since boot (/proc/vmstat oom_kill, Linux 4.13).
 	OOMKills Count
-	// Kernel holds what the BPF programs counted since they were attached.
+	// Kernel is what the BPF programs counted since they were attached.
 	Kernel bpf.Counters
 
 	// Machine and Capacity change rarely; they are re-read once a minute.
 	Machine  Machine
 	Capacity Capacity
 
-	// Errors says which source could not be read, and why. A source that this
+	// Errors is why a source could not be read, by Source. A source that this
 	// machine does not have, such as a cgroup for pods or PSI, has no error.
 	Errors [NumSources]error
 }
@@ -82,10 +81,10 @@ type Observation struct {
 	// Available and Capacity are in the signal's unit. Available may be
 	// negative where more is in use than the capacity.
 	Available, Capacity int64
-	// OK says that both could be read.
+	// OK reports whether both could be read.
 	OK bool
-	// Err says why not. It is nil where there is nothing to read, such as the
-	// inodes of a filesystem that does not count them.
+	// Err is why not. It is nil if there is nothing to read, such as the inodes of
+	// a filesystem that does not count them.
 	Err error
 }
 
@@ -97,8 +96,7 @@ type Filesystem struct {
 	// Reserved is what only root may fill, in bytes: free and not available.
 	Reserved int64
 	// Mount is how it is mounted, by /proc/1/mountinfo; the zero Mount if that is
-	// not known. It is re-read once a minute, and when the kernel tells of a
-	// change.
+	// not known. It is re-read once a minute, and at each Wake(CauseMounts).
 	Mount Mount
 }
 
@@ -114,8 +112,8 @@ type Memory struct {
 	// their difference, not below zero: what the kubelet calls used. They are taken
 	// from /proc/meminfo, which costs less than memory.stat.
 	Usage, InactiveFile, WorkingSet int64
-	// OK says that the /proc/meminfo figures are there, CgroupOK that the
-	// cgroup figures are.
+	// OK reports whether the figures of /proc/meminfo are known, CgroupOK whether
+	// those of the cgroup are.
 	OK, CgroupOK bool
 }
 
@@ -125,7 +123,7 @@ type Swap struct {
 	OK          bool
 }
 
-// Tasks counts schedulable entities, which are threads.
+// Tasks counts tasks, which are threads.
 type Tasks struct {
 	// Running and Total are the 4th field of /proc/loadavg.
 	Running, Total int64
@@ -154,19 +152,19 @@ func (r Resource) String() string {
 
 // Stall is one file of /proc/pressure (Linux 4.20).
 type Stall struct {
-	// Some is about the time in which at least one task stalled.
+	// Some is the time in which at least one task stalled.
 	Some StallLine
-	// Full is about the time in which all did. FullOK is false where the kernel
-	// does not say (cpu, before 5.13).
+	// Full is the time in which all tasks stalled. FullOK is false if the kernel
+	// does not count it (cpu, before Linux 5.13).
 	Full   StallLine
 	OK     bool
 	FullOK bool
-	// Err says why not OK. Where the kernel has no PSI, or has it turned off, it is
+	// Err is why OK is false. If the kernel has no PSI, or has it turned off, it is
 	// errors.ErrUnsupported, and not among Snapshot.Errors.
 	Err error
 }
 
-// StallLine is one line of such a file.
+// StallLine is one line of a file of /proc/pressure.
 type StallLine struct {
 	// Avg10, Avg60 and Avg300 are the share of the last 10, 60 and 300 seconds,
 	// from 0 to 1.
@@ -190,30 +188,30 @@ type Machine struct {
 	SystemUUID string
 	// BootID is /proc/sys/kernel/random/boot_id.
 	BootID string
-	// KernelVersion is the release that uname(2) gives.
+	// KernelVersion is the release of uname(2).
 	KernelVersion string
 	// OSImage is PRETTY_NAME of os-release.
 	OSImage string
 	// OperatingSystem and Architecture are Go's names for them.
 	OperatingSystem, Architecture string
-	// NoCPUQuota says that the kernel cannot bound the CPU time of a cgroup, so
-	// that CPU limits of pods have no effect.
+	// NoCPUQuota means that the kernel cannot limit the CPU time of a cgroup, so that
+	// CPU limits of pods have no effect (cgroup v1 without CONFIG_CFS_BANDWIDTH).
 	NoCPUQuota bool
 }
 
 // Capacity is what the node has.
 type Capacity struct {
-	// CPUs counts the CPUs that are online; 0 means that it could not be read.
+	// CPUs is the number of CPUs online; 0 if it could not be read.
 	CPUs int64
-	// Memory and Swap are MemTotal and SwapTotal in bytes; MemoryOK says
-	// whether they could be read.
+	// Memory and Swap are MemTotal and SwapTotal in bytes; MemoryOK reports whether
+	// they could be read.
 	Memory, Swap int64
 	MemoryOK     bool
 	// EphemeralStorage is the size of the filesystem that holds the root
-	// directory, in bytes; 0 means that it could not be read.
+	// directory, in bytes; 0 if it could not be read.
 	EphemeralStorage int64
-	// HugePages holds one entry per page size that the machine supports, in
-	// ascending order; NumHugePages says how many are used.
+	// HugePages has one entry per page size that the machine supports, in ascending
+	// order; NumHugePages is the number of entries.
 	HugePages    [MaxHugePageSizes]HugePages
 	NumHugePages int
 }

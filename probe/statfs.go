@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// statfs calls statfs(2) without copying the path, as unix.Statfs does at each
-// call: path must end in NUL.
+// statfs calls statfs(2). Path must end in NUL; unix.Statfs would copy it at each call
+// to append that.
 func statfs(path []byte, st *unix.Statfs_t) error {
 	for {
 		_, _, errno := unix.Syscall(unix.SYS_STATFS, uintptr(unsafe.Pointer(&path[0])), uintptr(unsafe.Pointer(st)), 0)

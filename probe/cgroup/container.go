@@ -2,9 +2,9 @@ package cgroup
 
 import "strings"
 
-// Container says whose a cgroup is.
+// Container is what a cgroup belongs to.
 type Container struct {
-	// PodUID is the pod's UID as Kubernetes has it; a static pod's is a hash
+	// PodUID is the pod's UID in Kubernetes; a static pod's is a hash
 	// without dashes unless its manifest names one. "" for a container that is
 	// no pod's.
 	PodUID string
@@ -18,17 +18,16 @@ type Container struct {
 //
 //	/kubepods/burstable/pod<uid>/<id>                                            cgroupfs
 //	/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<u_i_d>.slice/cri-containerd-<id>.scope   systemd
-//	/system.slice/kubepods-burstable-pod<u_i_d>.slice:cri-containerd:<id>        a runtime that was told neither
+//	/system.slice/kubepods-burstable-pod<u_i_d>.slice:cri-containerd:<id>        a runtime configured for neither
 //
-// What is around it (cgroupRoot, a container that the node itself runs in) and
-// below (the init.scope of a systemd in the container) does not matter: of
-// several pods or containers inside each other the outermost is the node's. It
-// returns false if there is neither.
+// Cgroups above (cgroupRoot, a container that the node itself runs in) and below (the
+// init.scope of a systemd in the container) do not matter: of pods or containers inside
+// each other the outermost is the node's. It returns false if there is neither.
 func Parse(cgroup string) (Container, bool) {
 	var outside, inside Container // a container that holds no pod, and one in a pod
 	kubepods := false
 	for name := range strings.SplitSeq(cgroup, "/") {
-		// Taken apart, such a name is one of a pod and one of a container.
+		// Split at the colon, such a name is that of a pod and that of a container.
 		slice, id, joined := strings.Cut(name, ":")
 		if inside.PodUID == "" {
 			uid, within := podUID(slice, kubepods)
@@ -56,9 +55,9 @@ func Parse(cgroup string) (Container, bool) {
 	return outside, outside.ID != ""
 }
 
-// podUID returns the UID in the name of a pod's cgroup. Within tells that it is,
-// or is below, the cgroup of all pods: somebody else's cgroup may be called
-// pod-something.
+// podUID returns the UID in the name of a pod's cgroup. Within, and what it returns as
+// kubepods, is whether the name is, or is below, the cgroup of all pods: other cgroups
+// may be called pod-something.
 func podUID(name string, within bool) (uid string, kubepods bool) {
 	slice, isSlice := strings.CutSuffix(name, ".slice")
 	if !isSlice {

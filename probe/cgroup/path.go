@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errGone says that no cgroup has the ID any more. After an OOM kill that
-// is common: the runtime removes a container's cgroup as soon as it is empty.
+// errGone means that no cgroup has the ID any more. That is common after an OOM kill:
+// the runtime removes a container's cgroup as soon as it is empty.
 var errGone = fmt.Errorf("removed by now: %w", fs.ErrNotExist)
 
 // fileIDKernfs is FILEID_KERNFS: a file handle that is nothing but the 64-bit ID
@@ -25,9 +25,9 @@ const fileIDKernfs = 0xfe
 // is mounted below cgroupfs (/sys/fs/cgroup). The error wraps fs.ErrNotExist if
 // the cgroup is gone.
 //
-// With CAP_DAC_READ_SEARCH it asks the kernel, which takes 40 us; without, it looks
-// at every cgroup there is. IDs have 64 bits: a 32-bit kernel has no inode
-// numbers for them and only the first way works.
+// With CAP_DAC_READ_SEARCH it opens the cgroup by its file handle, which takes 40 us;
+// without, it looks at every cgroup. IDs have 64 bits, and the inode numbers of a 32-bit
+// kernel do not, so only the first way works there.
 func Path(cgroupfs string, id uint64) (string, error) {
 	dir, version := Memory(cgroupfs)
 	if version == None {
@@ -43,9 +43,9 @@ func Path(cgroupfs string, id uint64) (string, error) {
 	return path, nil
 }
 
-// byHandle asks the kernel. It fails where we may not (EPERM), where a
-// container's seccomp profile has no open_by_handle_at(2), and where only a part
-// of the hierarchy is mounted and the cgroup is not in it.
+// byHandle opens the cgroup by its file handle. It fails without the capability
+// (EPERM), if a seccomp profile forbids open_by_handle_at(2), and if only a part of the
+// hierarchy is mounted and the cgroup is not in it.
 func byHandle(dir string, id uint64) (string, error) {
 	root, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -65,7 +65,7 @@ func byHandle(dir string, id uint64) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// Between the two calls it may have gone; its name then has an addition.
+	// If it was removed between the two calls, its path has a suffix.
 	var opened, there unix.Stat_t
 	if err := unix.Fstat(fd, &opened); err != nil {
 		return "", fmt.Errorf("stat %s: %w", path, err)
@@ -76,8 +76,7 @@ func byHandle(dir string, id uint64) (string, error) {
 	return path, nil
 }
 
-// byWalk looks at every cgroup. Those that vanish meanwhile are nothing to
-// worry about.
+// byWalk looks at every cgroup. Those that vanish meanwhile are skipped.
 func byWalk(dir string, id uint64) (string, error) {
 	found := ""
 	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {

@@ -8,25 +8,25 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe/rootfs"
 )
 
-// PodName is what people call a pod and a container of it. A field is "" if it is
-// not known.
+// PodName is the name of a pod and of a container in it. A field is "" if it is not
+// known.
 type PodName struct {
 	Namespace, Pod, Container string
 }
 
-// Name finds the names by those of the logs that a kubelet keeps below root:
+// Name finds the names in those of the logs that a kubelet keeps below root:
 //
 //	/var/log/pods/<namespace>_<pod>_<uid>/<container>/
 //	/var/log/containers/<pod>_<namespace>_<container>-<id>.log
 //
-// The second comes a moment after the container has started, and the first is not
-// there where the kubelet's podLogsDir is another. All is "" if there is neither.
-// It may hang, as the node's disk may.
+// The second appears a moment after the container has started, and the first does not
+// exist where the kubelet's podLogsDir differs. All fields are "" if there is neither.
+// It may hang, as the node's disk may; use a deadline.
 func (c Container) Name(root string) PodName {
 	if c.ID != "" {
 		for _, link := range listNames(root, "var/log/containers") {
 			if name, ok := strings.CutSuffix(link, "-"+c.ID+".log"); ok {
-				// No name of Kubernetes' holds "_".
+				// No name in Kubernetes contains "_".
 				if parts := strings.Split(name, "_"); len(parts) == 3 {
 					return PodName{parts[1], parts[0], parts[2]}
 				}
@@ -53,8 +53,7 @@ func (c Container) Name(root string) PodName {
 	return PodName{}
 }
 
-// listNames returns what is in a directory of the node, which is nothing if it
-// cannot be read.
+// listNames returns the entries of a directory of the node, none if it cannot be read.
 func listNames(root string, path ...string) []string {
 	at, err := rootfs.Path(root, filepath.Join(append([]string{"/"}, path...)...))
 	if err != nil {
