@@ -70,8 +70,8 @@ type Config struct {
 	// threshold was left.
 	TransitionPeriod time.Duration
 	// Conditions are conditions of your own, at most [status.MaxConditions]. Modes
-	// Augment and Own post them. Own leaves out those that repeat a condition of
-	// Thresholds, which it posts under the kubelet's name.
+	// Augment and Own post them; Own without those of the defaults that repeat what it
+	// posts under the kubelet's names, such as nodeprobe.dev/MemoryPressure.
 	Conditions []pressure.Rule
 	// ConditionHeartbeat is how often unchanged conditions are posted in mode
 	// Augment: 10 s or more, or 0 for never.

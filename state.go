@@ -1,6 +1,8 @@
 package nodeprobe
 
 import (
+	"errors"
+	"strings"
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/bpf"
@@ -53,6 +55,33 @@ type State struct {
 type Check struct {
 	Name string
 	Err  error
+}
+
+// Tier reports how much help of the kernel is in use, and why not more: "procfs"
+// alone, with "psi" (stall figures, Linux 4.20), or with "bpf" programs as well.
+func (s *State) Tier() (name, reason string) { return tier(&s.Snapshot, s.Hooks) }
+
+func tier(s *probe.Snapshot, hooks []bpf.Hook) (name, reason string) {
+	name = "psi"
+	var reasons []string
+	for _, h := range hooks {
+		switch {
+		case h.Attached:
+			name = "bpf"
+		case len(reasons) > 0: // one says enough
+		case errors.Is(h.Err, bpf.ErrDisabled):
+			reasons = append(reasons, "BPF is "+h.Err.Error())
+		default:
+			reasons = append(reasons, h.Name+": "+h.Err.Error())
+		}
+	}
+	if err := s.Pressure[probe.MemoryResource].Err; err != nil {
+		reasons = append(reasons, err.Error())
+		if name == "psi" {
+			name = "procfs"
+		}
+	}
+	return name, strings.Join(reasons, "; ")
 }
 
 // Alive returns why the Agent is stuck, or nil.

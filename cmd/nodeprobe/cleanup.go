@@ -8,42 +8,44 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/nodeprobe/nodeprobe/status"
+	"github.com/nodeprobe/nodeprobe"
+	"github.com/nodeprobe/nodeprobe/cmd/nodeprobe/internal/config"
 )
 
-func newCleanupCommand() *cobra.Command {
-	var file string
+func newCleanupCommand(p *paths) *cobra.Command {
+	var files config.Files
 	cmd := &cobra.Command{
 		Use:   "cleanup",
 		Short: "Remove the conditions that mode augment has put on the Node",
 		Long: `Remove the conditions that mode augment has put on the Node.
 
-Which they are is what the API server tells of who wrote them, so those of
+It removes those that the API server records as written by nodeprobe, so those of
 earlier configurations are among them. A kubelet's are never touched.`,
 		Args: usage(cobra.NoArgs),
 	}
-	flags := cmd.Flags()
-	flags.StringVar(&file, "config", "", "configuration file; see nodeprobe config default")
-	settings := addOverrides(cmd, "kubeconfig", "hostname-override")
+	cmd.Flags().StringVar(&files.Own, "config", "", "configuration file; see nodeprobe config default")
+	settings := addSettings(cmd, "kubeconfig", "hostname-override")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		cfg, policy, err := loadConfig(file, kubeletFiles{}, settings()...)
+		files.Settings = settings()
+		loaded, err := config.Load(files)
 		if err != nil {
 			return &exitError{exitUsage, err}
 		}
-		client, err := newAPIClient(cfg.Kubeconfig, policy.nodeName, cfg.ImpersonateNode)
+		loaded.Agent.Mode = nodeprobe.Augment // whose conditions these are
+		cfg, err := agentConfig(loaded, *p)
 		if err != nil {
 			return err
 		}
 		ctx, stop := context.WithTimeout(cmd.Context(), 30*time.Second)
 		defer stop()
-		removed, err := status.Cleanup(ctx, client.nodes, policy.nodeName, status.DefaultFieldManager)
+		removed, err := nodeprobe.Cleanup(ctx, cfg)
 		switch {
 		case err != nil:
 			return err
 		case len(removed) == 0:
-			fmt.Fprintf(cmd.OutOrStdout(), "node %s: no condition of ours\n", policy.nodeName)
+			fmt.Fprintf(cmd.OutOrStdout(), "node %s: no conditions of nodeprobe's\n", cfg.NodeName)
 		default:
-			fmt.Fprintf(cmd.OutOrStdout(), "node %s: removed %s\n", policy.nodeName, strings.Join(removed, ", "))
+			fmt.Fprintf(cmd.OutOrStdout(), "node %s: removed %s\n", cfg.NodeName, strings.Join(removed, ", "))
 		}
 		return nil
 	}

@@ -8,12 +8,15 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 
+	"github.com/nodeprobe/nodeprobe/cmd/nodeprobe/internal/config"
 	"github.com/nodeprobe/nodeprobe/cmd/nodeprobe/internal/web"
 )
 
@@ -90,7 +93,7 @@ func newRootCommand() *cobra.Command {
 	var p paths
 	root := &cobra.Command{
 		Use:           "nodeprobe",
-		Short:         "A node's capacity and pressure, told to Kubernetes and Prometheus at almost no cost",
+		Short:         "Report a Linux node's capacity and pressure to Kubernetes and Prometheus",
 		SilenceErrors: true,
 		SilenceUsage:  true,
 		Args:          usage(cobra.NoArgs),
@@ -116,7 +119,7 @@ func newRootCommand() *cobra.Command {
 		newRunCommand(&p),
 		newSnapshotCommand(&p),
 		newPreflightCommand(&p),
-		newCleanupCommand(),
+		newCleanupCommand(&p),
 		newConfigCommand(),
 		newVersionCommand(),
 	)
@@ -132,7 +135,7 @@ func newConfigCommand() *cobra.Command {
 			Short: "Print the default configuration, with every field explained",
 			Args:  usage(cobra.NoArgs),
 			RunE: func(cmd *cobra.Command, _ []string) error {
-				_, err := cmd.OutOrStdout().Write(defaultConfig)
+				_, err := io.WriteString(cmd.OutOrStdout(), config.Default())
 				return err
 			},
 		},
@@ -141,38 +144,41 @@ func newConfigCommand() *cobra.Command {
 }
 
 func newConfigCheckCommand() *cobra.Command {
-	var kubelet kubeletFiles
+	var files config.Files
 	cmd := &cobra.Command{
 		Use:   "check FILE",
-		Short: "Say what is wrong with a configuration file",
-		Long: `Say what is wrong with a configuration file.
+		Short: "Check a configuration file",
+		Long: `Check a configuration file, and report each problem with its line.
 
-With --kubelet-config or --kubelet-config-dir there need not be a FILE.`,
+With --kubelet-config or --kubelet-config-dir, FILE may be left out.`,
 		Args: func(cmd *cobra.Command, args []string) error {
-			if len(args) == 0 && kubelet.given() {
+			if len(args) == 0 && (files.KubeletFile != "" || files.KubeletDir != "") {
 				return nil
 			}
-			return usage(cobra.ExactArgs(1))(cmd, args)
+			if len(args) != 1 {
+				return usageError(cmd, fmt.Errorf("give one FILE to check, not %d", len(args)))
+			}
+			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			path := append(args, "")[0]
-			cfg, p, err := loadConfig(path, kubelet)
-			if err == nil && cfg.WebConfigFile != "" {
-				err = web.CheckFile(cfg.WebConfigFile)
-			}
+			files.Own = append(args, "")[0]
+			loaded, err := config.Load(files)
 			if err != nil {
 				return &exitError{exitUsage, err}
 			}
-			p.remarks.print(cmd.OutOrStdout())
-			path = cmp.Or(path, "configuration")
-			for _, n := range p.notes {
-				fmt.Fprintf(cmd.OutOrStdout(), "%s: note: %s\n", path, n)
+			if file := loaded.Web.ConfigFile; file != "" {
+				if err := web.CheckFile(file); err != nil {
+					return &exitError{exitUsage, err}
+				}
 			}
-			fmt.Fprintf(cmd.OutOrStdout(), "%s: ok\n", path)
-			return nil
+			if err := loaded.Remarks.Print(cmd.OutOrStdout()); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: ok\n", cmp.Or(files.Own, "configuration"))
+			return err
 		},
 	}
-	kubelet.addFlags(cmd)
+	addKubeletFlags(cmd, &files)
 	return cmd
 }
 
@@ -231,4 +237,27 @@ func usageError(cmd *cobra.Command, err error, args ...string) error {
 		}
 	}
 	return &exitError{exitUsage, fmt.Errorf("%w; %s", err, hint)}
+}
+
+// absolute checks a flag that is a path.
+func absolute(path string) error {
+	if !filepath.IsAbs(path) {
+		return fmt.Errorf("%q is not an absolute path", path)
+	}
+	return nil
+}
+
+// oneOf checks a flag that has a few values.
+func oneOf(value string, allowed ...string) error {
+	if slices.Contains(allowed, value) {
+		return nil
+	}
+	return fmt.Errorf("%q is not one of %s", value, strings.Join(allowed, ", "))
+}
+
+// printWarnings shows what is worth a user's attention in a configuration.
+func printWarnings(cmd *cobra.Command, loaded *config.Loaded) {
+	for _, r := range loaded.Remarks.Warnings() {
+		fmt.Fprintf(cmd.ErrOrStderr(), "nodeprobe: %s\n", r)
+	}
 }

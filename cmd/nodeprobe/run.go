@@ -2,71 +2,45 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
+	"net/http"
 	"runtime"
-	"slices"
+	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
-	"k8s.io/klog/v2"
+	"golang.org/x/sync/errgroup"
 
+	"github.com/nodeprobe/nodeprobe"
+	"github.com/nodeprobe/nodeprobe/cmd/nodeprobe/internal/config"
+	"github.com/nodeprobe/nodeprobe/cmd/nodeprobe/internal/kube"
+	"github.com/nodeprobe/nodeprobe/cmd/nodeprobe/internal/page"
+	"github.com/nodeprobe/nodeprobe/cmd/nodeprobe/internal/process"
 	"github.com/nodeprobe/nodeprobe/cmd/nodeprobe/internal/web"
+	"github.com/nodeprobe/nodeprobe/internal/once"
 	"github.com/nodeprobe/nodeprobe/probe"
-	"github.com/nodeprobe/nodeprobe/probe/deadline"
 )
 
-// override is a flag of run that wins over the configuration file.
-type override struct {
-	flag, field, usage string
-	target             func(*config) *string
-}
-
-// overrides lists them. The spellings are node_exporter's, the kubelet's and
-// node-problem-detector's.
-func overrides() []override {
-	return []override{
-		{"mode", "mode", "override mode: observe, augment or own", func(c *config) *string { return &c.Mode }},
-		{"hostname-override", "nodeName", "override nodeName", func(c *config) *string { return &c.NodeName }},
-		{"kubeconfig", "kubeconfig", "override kubeconfig", func(c *config) *string { return &c.Kubeconfig }},
-		{"web.listen-address", "webListenAddress", `override webListenAddress; "" turns it off`, func(c *config) *string { return &c.WebListenAddress }},
-		{"web.config.file", "webConfigFile", "override webConfigFile: TLS and users", func(c *config) *string { return &c.WebConfigFile }},
-		{"web.health-listen-address", "webHealthListenAddress", "override webHealthListenAddress: /livez and /readyz alone, plain HTTP", func(c *config) *string { return &c.WebHealthListenAddress }},
-		{"log.level", "logLevel", "override logLevel", func(c *config) *string { return &c.LogLevel }},
-		{"log.format", "logFormat", "override logFormat", func(c *config) *string { return &c.LogFormat }},
-	}
-}
-
-// addOverrides adds flags, those of the names or all, and returns what gives the
-// settings of those that are on the command line: "" is a value too.
-func addOverrides(cmd *cobra.Command, names ...string) func() []setting {
-	flags := cmd.Flags()
-	var added []override
-	for _, o := range overrides() {
-		if len(names) == 0 || slices.Contains(names, o.flag) {
-			added = append(added, o)
-			flags.String(o.flag, "", o.usage)
-		}
-	}
-	return func() (settings []setting) {
-		for _, o := range added {
-			if f := flags.Lookup(o.flag); f.Changed {
-				settings = append(settings, setting{flag: o.flag, field: o.field, value: f.Value.String(), target: o.target})
-			}
-		}
-		return settings
-	}
+// runOptions are the flags of run that are not in the configuration.
+type runOptions struct {
+	paths
+	table string
+	pprof bool
 }
 
 func newRunCommand(p *paths) *cobra.Command {
-	var file, table string
-	var profiling bool
-	var kubelet kubeletFiles
+	var files config.Files
+	var opts runOptions
 	cmd := &cobra.Command{
 		Use:   "run",
-		Short: "Watch the node until told to stop",
-		Long: `Watch the node until told to stop.
+		Short: "Watch the node until stopped",
+		Long: `Watch the node until stopped.
 
 SIGINT and SIGTERM end it with exit code 0; a second one ends it at once. SIGHUP
 reloads the configuration, unless there is a live table. Flags win over the
@@ -74,86 +48,198 @@ configuration file, and that over a kubelet's.`,
 		Args: usage(cobra.NoArgs),
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&file, "config", "", "configuration file; see nodeprobe config default")
-	kubelet.addFlags(cmd)
-	settings := addOverrides(cmd)
-	flags.BoolVar(&profiling, "web.enable-pprof", false, "serve Go's profiles of this process at /debug/pprof/")
-	flags.StringVar(&table, "table", "auto", "show a live table: auto (in a terminal), on or off")
+	addConfigFlags(cmd, &files)
+	settings := addSettings(cmd)
+	flags.BoolVar(&opts.pprof, "web.enable-pprof", false, "serve Go's profiles of this process at /debug/pprof/")
+	flags.StringVar(&opts.table, "table", "auto", "show a live table: auto (in a terminal), on or off")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if err := oneOf(table, "auto", "on", "off"); err != nil {
+		if err := oneOf(opts.table, "auto", "on", "off"); err != nil {
 			return &exitError{exitUsage, fmt.Errorf("--table: %w", err)}
 		}
-		files := configFiles{own: file, kubelet: kubelet, settings: settings()}
-		cfg, policy, err := files.load(new(deadline.Worker[loadedConfig]))
+		opts.paths, files.Settings = *p, settings()
+		loader := &loader{files: files}
+		loaded, err := loader.load()
 		if err != nil {
 			return &exitError{exitUsage, err}
 		}
-		live := table == "on" || table == "auto" && isTerminal(cmd.OutOrStdout())
-		return runDaemon(cmd, &cfg, policy, *p, files, live, profiling)
+		return runAgent(cmd, loader, loaded, opts)
 	}
 	return cmd
 }
 
-func runDaemon(cmd *cobra.Command, cfg *config, p *policy, paths paths, files configFiles, live, profiling bool) error {
-	makeThreads(spareThreads + runtime.GOMAXPROCS(0))
+// runAgent runs an agent, and everything that a daemon has around it.
+func runAgent(cmd *cobra.Command, loader *loader, loaded *config.Loaded, opts runOptions) error {
+	started := time.Now()
 	ctx, logs := cmd.Context(), cmd.ErrOrStderr()
-	var screen *screen
-	if live {
-		screen = newScreen(cmd.OutOrStdout())
-		logs = screen.logs()
+	var screen *page.Screen
+	if opts.table == "on" || opts.table == "auto" && page.IsTerminal(cmd.OutOrStdout()) {
+		screen = page.NewScreen(cmd.OutOrStdout())
+		logs = screen.Logs()
 	}
 	level := new(slog.LevelVar)
-	level.Set(p.logLevel)
-	log := newLogger(logs, cfg.LogFormat, level)
-	klog.SetSlogLogger(slog.New(chatter{log.Handler()})) // client-go logs there
-	logNotes(log, p)
-	server, err := web.New(ctx, web.Config{
-		Listen: cfg.WebListenAddress, HealthListen: cfg.WebHealthListenAddress, File: cfg.WebConfigFile, Pprof: profiling,
-	}, log)
+	level.Set(loaded.LogLevel)
+	log := once.Logger(newLogger(logs, loaded.LogFormat, level))
+	kube.LogAtDebug(log)
+	if err := process.KeepThreads(spareThreads + runtime.GOMAXPROCS(0)); err != nil {
+		log.Warn("threads are not started ahead", "err", err)
+	}
+	logRemarks(log, loaded.Remarks)
+
+	server, err := web.New(ctx, webConfig(loaded, opts.pprof), log)
 	if err != nil {
-		if wrong, ok := errors.AsType[*web.FileError](err); ok {
-			return &exitError{exitUsage, wrong}
-		}
-		return err
+		return webError(err)
 	}
 	defer server.Close()
-	d, err := newDaemon(cfg, p, paths, log)
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(process.NewCollector(started), buildInfo(), server)
+	trimmer := newTrimmer(log)
+	defer trimmer.stop()
+
+	d := &daemon{log: log, registry: registry, running: make(chan struct{})}
+	cfg, err := agentConfig(loaded, opts.paths)
 	if err != nil {
 		return err
 	}
-	defer d.close()
-	logPaths(log, paths)
-	if err := relax(); err != nil {
-		log.Debug("timers are not put off", "err", err)
+	cfg.Logger, cfg.Registerer = log, registry
+	cfg.OnSample, cfg.OnReconnect = d.sampled, trimmer.again
+	if d.agent, err = nodeprobe.New(cfg); err != nil {
+		return err
 	}
-	if cfg.DropCapabilities {
-		d.dropPrivileges()
-	}
-	d.reloader = newReloader(d, files, cfg, level, d.registry)
-	if !live { // or else it is the terminal that is gone
+	defer d.agent.Close()
+	d.supervisor = process.NewSupervisor(process.SupervisorConfig{Alive: d.alive, Status: d.statusLine, Logger: log})
+	d.reloader = newReloader(reloaderConfig{
+		loader: loader, loaded: loaded, apply: d.agent.Reload, level: level, supervisor: d.supervisor, log: log,
+	}, registry)
+	if screen == nil { // otherwise SIGHUP means that the terminal is gone
 		defer d.reloader.onHangup()()
 	}
-	d.routes = append(d.routes, route{"GET /configz", configz(cfg, p.nodeName)})
-	d.registry.MustRegister(server)
-	log.Info("nodeprobe is running", "version", release, "mode", cfg.Mode, "node", p.nodeName, "listen", server.Address())
+	logPaths(log, &cfg)
+	if err := process.RelaxTimers(); err != nil {
+		log.Debug("timer slack is not set", "err", err)
+	}
+	if loaded.DropCapabilities {
+		process.DropPrivileges(d.agent.RearmBPF, log)
+	}
+	log.Info("nodeprobe is running", "version", release, "mode", string(cfg.Mode), "node", cfg.NodeName,
+		"listen", server.Address(), "healthListen", server.HealthAddress())
+	d.page = page.New(page.Config{Version: release, State: d.agent.State, Sample: d.agent.Sample, History: &d.history})
 	if screen != nil {
-		stop := screen.start(func(w io.Writer) { d.writeScreen(w, server.URL()) }, func() { d.sampler.Wake(probe.CauseView) })
-		defer stop()
+		defer screen.Start(d.page, server.URL())()
 	}
 	if err := d.run(ctx, server); err != nil && !errors.Is(err, context.Canceled) {
+		if errors.Is(err, nodeprobe.ErrOccupied) {
+			return &exitError{exitOccupied, err}
+		}
 		return err
 	}
 	log.Info("nodeprobe has stopped")
 	return nil
 }
 
-// logNotes says what is worth knowing about a configuration.
-func logNotes(log *slog.Logger, p *policy) {
-	for _, n := range p.notes {
-		log.Info("configuration", "note", n.String())
+// daemon is an agent and what is around it.
+type daemon struct {
+	agent      *nodeprobe.Agent
+	page       *page.Page
+	history    page.History
+	supervisor *process.Supervisor
+	reloader   *reloader
+	registry   *prometheus.Registry
+	log        *slog.Logger
+
+	running chan struct{} // closed by the first sample that the agent acts on
+	looked  time.Time     // at the configuration's files; owned by sampled
+}
+
+// lookInterval is how often the configuration's files are looked at.
+const lookInterval = time.Minute
+
+// sampled is called with each sample, by the goroutine that samples.
+func (d *daemon) sampled(s *probe.Snapshot) {
+	if d.looked.IsZero() {
+		d.looked = s.Time
+		close(d.running)
 	}
-	for _, r := range p.remarks {
-		log.Log(context.Background(), r.level, "kubelet configuration", "note", r.String())
+	d.history.Observe(s)
+	d.supervisor.Wake()
+	if s.Time.Sub(d.looked) >= lookInterval {
+		d.looked = s.Time
+		d.reloader.look()
+	}
+}
+
+// run runs everything until ctx ends or something fails. The agent is the first: it may
+// refuse to run.
+func (d *daemon) run(ctx context.Context, server *web.Server) error {
+	tasks, ctx := errgroup.WithContext(ctx)
+	tasks.Go(func() error { return d.agent.Run(ctx) })
+	for _, run := range []func(context.Context) error{
+		func(ctx context.Context) error { return server.Run(ctx, d.routes()) },
+		d.reloader.Run, d.supervisor.Run,
+	} {
+		tasks.Go(func() error {
+			select {
+			case <-d.running:
+				return run(ctx)
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
+		})
+	}
+	return tasks.Wait()
+}
+
+// routes are what is served, besides profiles.
+func (d *daemon) routes() web.Routes {
+	errorLog := slog.NewLogLogger(d.log.Handler(), slog.LevelDebug)
+	metrics := promhttp.HandlerFor(d.registry, promhttp.HandlerOpts{
+		EnableOpenMetrics: true, Registry: d.registry, ErrorLog: errorLog,
+	})
+	routes := d.page.Routes()
+	maps.Copy(routes, d.page.HealthRoutes())
+	routes["GET /metrics"] = metrics
+	routes["GET /configz"] = configz(d.reloader.current.Load)
+	return routes
+}
+
+// alive returns why the process should be restarted, or nil.
+func (d *daemon) alive() error {
+	s := d.agent.State()
+	return s.Alive()
+}
+
+// statusLine is what "systemctl status" shows.
+func (d *daemon) statusLine() string {
+	s := d.agent.State()
+	if d.reloader.refused() {
+		return page.StatusLine(&s, "the configuration is refused, see the log")
+	}
+	return page.StatusLine(&s)
+}
+
+// configz responds with the configuration in force, as a kubelet does: files, flags and
+// defaults together.
+func configz(current func() *config.Loaded) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		body, err := json.Marshal(map[string]any{"nodeprobeconfig": current().Fields()})
+		if err != nil { // every field can be encoded
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("X-Content-Type-Options", "nosniff")
+		_, _ = w.Write(append(body, '\n')) // the client may be gone
+	})
+}
+
+// spareThreads is more threads than are ever blocked in the kernel at a time: the
+// notifier, the ring buffer, two statfs workers, file reads and log writes. There are
+// nine threads in all under load; each costs about 15 KiB.
+const spareThreads = 10
+
+// logRemarks logs what is worth knowing about a configuration.
+func logRemarks(log *slog.Logger, remarks config.Remarks) {
+	for _, r := range remarks {
+		log.Log(context.Background(), r.Level, "configuration", "note", r.String())
 	}
 }
 
@@ -164,27 +250,3 @@ func newLogger(w io.Writer, format string, level slog.Leveler) *slog.Logger {
 	}
 	return slog.New(slog.NewTextHandler(w, opts))
 }
-
-// chatter passes on at level debug what is not below it. client-go logs errors
-// that it returns as well, at each retry; the writers log each of them once. Far
-// below are the bodies of all requests and answers, which take longer to write
-// down than to make.
-type chatter struct{ slog.Handler }
-
-func (c chatter) Enabled(ctx context.Context, level slog.Level) bool {
-	return level >= slog.LevelDebug && c.Handler.Enabled(ctx, slog.LevelDebug)
-}
-
-func (c chatter) Handle(ctx context.Context, r slog.Record) error {
-	if !c.Enabled(ctx, slog.LevelDebug) {
-		return nil // errors come without the question
-	}
-	r.Level = slog.LevelDebug
-	return c.Handler.Handle(ctx, r)
-}
-
-func (c chatter) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return chatter{c.Handler.WithAttrs(attrs)}
-}
-
-func (c chatter) WithGroup(name string) slog.Handler { return chatter{c.Handler.WithGroup(name)} }

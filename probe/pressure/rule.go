@@ -24,6 +24,12 @@ type Rule struct {
 	Reason, OKReason string
 }
 
+// RepeatsVerdict reports whether the rule is one of the kubelet's conditions by another
+// name, as it is at once and for as long as that is True.
+func (r *Rule) RepeatsVerdict() bool {
+	return r.For == 0 && r.Hold == 0 && len(r.When) == 1 && len(r.When[0]) == 1 && r.When[0][0].kind == termVerdict
+}
+
 // Clause is terms of which all must hold.
 type Clause []Term
 

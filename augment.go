@@ -1,0 +1,171 @@
+package nodeprobe
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+	"github.com/nodeprobe/nodeprobe/status"
+)
+
+// apiTimeout bounds each call to the API server.
+const apiTimeout = 10 * time.Second
+
+// augmentMode posts conditions of our own beside a kubelet's, and Events.
+type augmentMode struct {
+	observeMode // what it has nothing to do for
+
+	comparison
+	content  *status.Conditions
+	updater  *status.Updater
+	recorder *status.Recorder
+	pulses   [2]pulse // of the updater and the recorder
+	remove   bool     // the conditions when Run ends
+	cfg      *Config
+}
+
+func newAugmentMode(cfg *Config, j *judge, reg *registrations) (*augmentMode, error) {
+	clients, err := newClients(cfg)
+	if err != nil {
+		return nil, err
+	}
+	m := &augmentMode{
+		comparison: comparison{judge: j, shadow: status.NewShadow(reg)},
+		content:    status.NewConditions(cfg.FieldManager),
+		pulses:     [2]pulse{{name: "status"}, {name: "events"}},
+		remove:     cfg.RemoveConditions, cfg: cfg,
+	}
+	owner := func(ctx context.Context) (metav1.OwnerReference, error) { return m.updater.Owner(ctx) }
+	m.recorder, err = status.NewRecorder(status.RecorderConfig{
+		Node: owner, Events: clients.events, Timeout: apiTimeout, Component: cfg.FieldManager,
+		OnFailure: clients.forEvents.reconnect, Alive: m.pulses[1].beat, Logger: cfg.Logger, Registerer: reg,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("set up events: %w", err)
+	}
+	m.updater, err = status.New(status.Config{
+		NodeName: cfg.NodeName, Nodes: clients.nodes, Timeout: apiTimeout,
+		Content: m.content,
+		Adopt: func(node *v1.Node) {
+			j.seed(node, false)
+			m.set()
+		},
+		Seen: m.seen, Record: m.recorder.Record,
+		OnFailure: clients.forNodes.reconnect, Alive: m.pulses[0].beat,
+		UpdateFrequency: time.Minute, ReportFrequency: cfg.ConditionHeartbeat,
+		Spread: true, RetryPeriod: 10 * time.Second, // as long as a kubelet's change waits after an outage
+		Logger: cfg.Logger, Registerer: reg,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("set up node conditions: %w", err)
+	}
+	return m, nil
+}
+
+func (m *augmentMode) tasks() []task {
+	return []task{
+		{m.pulses[0].name, m.updater.Run, m.pulses[0].alive},
+		{m.pulses[1].name, m.recorder.Run, m.pulses[1].alive},
+	}
+}
+
+func (m *augmentMode) observe(_ *probe.Snapshot, changed bool) {
+	m.compare()
+	if changed {
+		m.set()
+		m.updater.Wake()
+	}
+}
+
+// set hands the conditions over to the Updater.
+func (m *augmentMode) set() { m.content.Set(nodeConditions(m.judge.assess().findings)) }
+
+func (m *augmentMode) reload(*Config, *probe.Snapshot) error { return nil } // the rules are the judge's
+func (m *augmentMode) checks() []Check                       { return []Check{{"status", m.updater.Ready()}} }
+func (m *augmentMode) record(kind, reason, message string)   { m.recorder.Record(kind, reason, message) }
+
+func (m *augmentMode) report(s *State) {
+	posted := m.updater.Posted()
+	s.Posted = &posted
+}
+
+// exit removes the conditions, which nothing would keep true. It takes no more than a
+// second.
+func (m *augmentMode) exit() {
+	if !m.remove {
+		return
+	}
+	m.content.Set(nil)
+	ctx, stop := context.WithTimeout(context.Background(), time.Second)
+	defer stop()
+	if err := m.updater.Post(ctx); err != nil {
+		m.cfg.Logger.Warn("conditions are not removed from the node", "err", err)
+	}
+}
+
+// shadowMode writes nothing, and compares a kubelet's conditions with our verdicts.
+type shadowMode struct {
+	observeMode
+
+	comparison
+	updater *status.Updater
+	pulse   pulse
+}
+
+func newShadowMode(cfg *Config, j *judge, reg *registrations) (*shadowMode, error) {
+	clients, err := newClients(cfg)
+	if err != nil {
+		return nil, err
+	}
+	m := &shadowMode{comparison: comparison{judge: j, shadow: status.NewShadow(reg)}, pulse: pulse{name: "status"}}
+	m.updater, err = status.New(status.Config{
+		NodeName: cfg.NodeName, Nodes: clients.nodes, Timeout: apiTimeout,
+		Content: status.Follow{}, Seen: m.seen,
+		OnFailure: clients.forNodes.reconnect, Alive: m.pulse.beat,
+		UpdateFrequency: time.Minute, RetryPeriod: 10 * time.Second,
+		Logger: cfg.Logger, Registerer: reg,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("set up comparison with a kubelet: %w", err)
+	}
+	return m, nil
+}
+
+func (m *shadowMode) tasks() []task                  { return []task{{m.pulse.name, m.updater.Run, m.pulse.alive}} }
+func (m *shadowMode) observe(*probe.Snapshot, bool)  { m.compare() }
+func (m *shadowMode) checks() []Check                { return []Check{{"status", m.updater.Ready()}} }
+
+// comparison of a kubelet's conditions with our verdicts.
+type comparison struct {
+	judge  *judge
+	shadow *status.Shadow
+}
+
+// compare notes our verdicts.
+func (c *comparison) compare() {
+	c.judge.eachVerdict(func(v *pressure.Verdict, at time.Time) {
+		c.shadow.Ours(v1.NodeConditionType(v.Condition.String()), v1.ConditionStatus(v.Status.String()), at)
+	})
+}
+
+// seen notes what the Node says.
+func (c *comparison) seen(node *v1.Node) { c.shadow.Theirs(node, time.Now()) }
+
+// Cleanup removes from the Node the conditions that an Agent in mode Augment with this
+// Config has posted, whatever rules it had, and returns their types.
+func Cleanup(ctx context.Context, cfg Config) (removed []string, err error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.Validate(); err != nil {
+		return nil, fmt.Errorf("configure cleanup: %w", err)
+	}
+	clients, err := newClients(&cfg)
+	if err != nil {
+		return nil, err
+	}
+	return status.Cleanup(ctx, clients.nodes, cfg.NodeName, cfg.FieldManager)
+}

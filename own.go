@@ -1,0 +1,331 @@
+package nodeprobe
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeprobe/nodeprobe/heartbeat"
+	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/cri"
+	"github.com/nodeprobe/nodeprobe/probe/logind"
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+	"github.com/nodeprobe/nodeprobe/probe/volume"
+	"github.com/nodeprobe/nodeprobe/status"
+	"github.com/nodeprobe/nodeprobe/status/node"
+)
+
+// ownMode writes everything that a kubelet's node status manager writes: the Node, its
+// status, its Lease and Events about it.
+type ownMode struct {
+	cfg     *Config
+	judge   *judge
+	sampler *probe.Sampler
+	runtime *cri.Sampler
+	volumes *volume.Sampler
+	guard   *guard
+	pulses  [3]pulse // of the updater, the recorder and the heartbeater
+
+	content     *node.Content
+	updater     *status.Updater
+	recorder    *status.Recorder
+	heartbeater *heartbeat.Heartbeater
+	all         []task
+
+	mu    sync.Mutex // guards facts: the content gets the latest of each source
+	facts node.Facts
+}
+
+// newOwnMode makes the parts, from leaf to root. They start no goroutine and send
+// nothing yet.
+func newOwnMode(cfg *Config, j *judge, sampler *probe.Sampler, reg *registrations) (*ownMode, error) {
+	clients, err := newClients(cfg)
+	if err != nil {
+		return nil, err
+	}
+	m := &ownMode{
+		cfg: cfg, judge: j, sampler: sampler, guard: newGuard(cfg, clients.nodes, clients.leases, reg),
+		pulses: [3]pulse{{name: "status writer"}, {name: "event recorder"}, {name: "lease writer"}},
+	}
+	m.setVolumeLimits(nil)
+	if m.runtime, err = newRuntime(cfg, reg); err != nil {
+		return nil, err
+	}
+	if m.volumes, err = newVolumes(cfg, reg); err != nil {
+		return nil, err
+	}
+	nodeCfg := nodeConfig(cfg)
+	nodeCfg.Healthy = sampler.Healthy
+	nodeCfg.RuntimeErrors = m.runtimeErrors
+	m.content = node.New(nodeCfg)
+	if err := m.newWriters(clients, reg); err != nil {
+		return nil, err
+	}
+	m.addTasks(clients)
+	return m, nil
+}
+
+// newWriters makes what writes to the API server.
+func (m *ownMode) newWriters(clients *clients, reg *registrations) (err error) {
+	cfg, timeout := m.cfg, callTimeout(m.cfg)
+	owner := func(ctx context.Context) (metav1.OwnerReference, error) { return m.updater.Owner(ctx) }
+	m.recorder, err = status.NewRecorder(status.RecorderConfig{
+		Node: owner, Events: clients.events, Timeout: timeout,
+		Component: "kubelet", // by which readers of Events look for a node's
+		OnFailure: clients.forEvents.reconnect, Alive: m.pulses[1].beat, Logger: cfg.Logger, Registerer: reg,
+	})
+	if err != nil {
+		return fmt.Errorf("set up events: %w", err)
+	}
+	var registrar status.Registrar // a nil one leaves registration to others
+	if cfg.Register {
+		registrar = m.content
+	}
+	m.updater, err = status.New(status.Config{
+		NodeName: cfg.NodeName, Nodes: clients.nodes, Timeout: timeout,
+		Content: m.content, Registrar: registrar,
+		Adopt: m.adopt, Seen: m.seen, Allow: m.guard.allow, Record: m.record,
+		OnFailure: clients.forNodes.reconnect, Alive: m.pulses[0].beat,
+		UpdateFrequency: cfg.StatusUpdateFrequency, ReportFrequency: cfg.StatusReportFrequency,
+		RetryRefused: true,
+		Logger:       cfg.Logger, Registerer: reg,
+	})
+	if err != nil {
+		return fmt.Errorf("set up node status: %w", err)
+	}
+	m.heartbeater, err = heartbeat.New(heartbeat.Config{
+		Leases: clients.leases, NodeName: cfg.NodeName, Duration: cfg.LeaseDuration,
+		Healthy: m.vouch, Owner: m.updater.Owner, FieldManager: cfg.FieldManager,
+		OnForeign: m.guard.noticed, OnLost: m.updater.Recheck,
+		OnFailure: clients.forLeases.reconnect, Alive: m.pulses[2].beat,
+		Logger: cfg.Logger, Registerer: reg,
+	})
+	if err != nil {
+		return fmt.Errorf("set up heartbeat: %w", err)
+	}
+	return nil
+}
+
+// addTasks lists what goes on for as long as the Agent runs.
+func (m *ownMode) addTasks(clients *clients) {
+	cfg := m.cfg
+	m.all = []task{
+		{"guard", func(ctx context.Context) error {
+			return m.guard.Run(ctx, func() { clients.forNodes.reconnect(); clients.forLeases.reconnect() })
+		}, nil},
+		{m.pulses[0].name, m.updater.Run, m.pulses[0].alive},
+		{m.pulses[1].name, m.recorder.Run, m.pulses[1].alive},
+		{m.pulses[2].name, m.heartbeater.Run, m.pulses[2].alive},
+		{"container runtime", func(ctx context.Context) error { return m.runtime.Run(ctx, m.runtimeChanged) }, nil},
+		{"volumes", func(ctx context.Context) error { return m.volumes.Run(ctx, m.volumesChanged) }, nil},
+	}
+	if cfg.VolumeLimitsFromCSINode {
+		reader := newCSINode(clients, cfg.NodeName, callTimeout(cfg), cfg.Logger)
+		m.all = append(m.all, task{"csinode", func(ctx context.Context) error { return reader.Run(ctx, m.limitsChanged) }, nil})
+	}
+	if cfg.ShutdownGracePeriod > 0 {
+		inhibitor := logind.New(logind.Config{
+			Address: logind.SystemBus(cfg.Rootfs), Who: cfg.FieldManager, GracePeriod: cfg.ShutdownGracePeriod,
+			Begin: m.shutdownBegins, Cancel: m.shutdownCancelled, Logger: cfg.Logger,
+		})
+		m.all = append(m.all, task{"shutdown inhibitor", inhibitor.Run, nil})
+	}
+}
+
+// callTimeout bounds each call to the API server: what takes longer than the Lease
+// lasts is of no use.
+func callTimeout(cfg *Config) time.Duration { return min(apiTimeout, cfg.LeaseDuration) }
+
+// check refuses to own a node that a kubelet owns, or that has less than is reserved.
+func (m *ownMode) check(ctx context.Context, first *probe.Snapshot) error {
+	if err := m.guard.start(ctx); err != nil {
+		return err
+	}
+	return checkReserved(m.cfg, first)
+}
+
+func (m *ownMode) tasks() []task { return m.all }
+
+// observe hands over what a sample has changed. The capacity may change without any
+// verdict.
+func (m *ownMode) observe(s *probe.Snapshot, changed bool) {
+	m.mu.Lock()
+	last := &m.facts.Snapshot
+	if !changed && last.Machine == s.Machine && last.Capacity == s.Capacity && !last.Time.IsZero() {
+		m.mu.Unlock()
+		return
+	}
+	m.judged()
+	m.mu.Unlock()
+	if changed {
+		m.updater.Wake()
+	}
+}
+
+// judged hands over the latest assessment. The caller holds the lock.
+func (m *ownMode) judged() {
+	a := m.judge.assess()
+	m.facts.Snapshot, m.facts.Verdicts = a.snapshot, a.verdicts
+	m.facts.Conditions = nodeConditions(withoutRepeated(a.findings, m.judge.conditions()))
+	m.content.Observe(m.facts)
+}
+
+// withoutRepeated leaves out the default conditions that say what the kubelet's on the
+// same Node say.
+func withoutRepeated(findings []pressure.Finding, rules []pressure.Rule) []pressure.Finding {
+	return slices.DeleteFunc(slices.Clone(findings), func(f pressure.Finding) bool {
+		return strings.HasPrefix(f.Type, status.Prefix) &&
+			slices.ContainsFunc(rules, func(r pressure.Rule) bool { return r.Type == f.Type && r.RepeatsVerdict() })
+	})
+}
+
+// change applies a change of one source to the facts, hands them over and wakes the
+// Updater.
+func (m *ownMode) change(apply func(*node.Facts)) {
+	m.mu.Lock()
+	apply(&m.facts)
+	m.content.Observe(m.facts)
+	m.mu.Unlock()
+	m.updater.Wake()
+}
+
+// adopt seeds the judge from a Node that was there before.
+func (m *ownMode) adopt(existing *v1.Node) {
+	m.judge.seed(existing, true)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.judged()
+}
+
+// seen tells the runtime which addresses the Node's pods have.
+func (m *ownMode) seen(seen *v1.Node) { m.runtime.Configure(podCIDRs(seen)) }
+
+// runtimeChanged is called when the container runtime reports something else.
+func (m *ownMode) runtimeChanged() {
+	m.change(func(f *node.Facts) {
+		latest := m.runtime.Last()
+		if dir := imageDirectory(&latest); dir != "" {
+			m.sampler.ImagesAt(dir)
+		}
+		f.Runtime = node.RuntimeFacts(&latest, m.cfg.MaxImages)
+	})
+}
+
+// runtimeErrors returns why the container runtime is not ready, which is also a matter
+// of time.
+func (m *ownMode) runtimeErrors() error {
+	latest := m.runtime.Last()
+	return latest.Unready()
+}
+
+// volumesChanged is called when other volumes are in use.
+func (m *ownMode) volumesChanged() {
+	m.change(func(f *node.Facts) { f.Volumes = node.VolumeFacts(m.volumes.Last()) })
+}
+
+// limitsChanged is called when the CSINode has other limits.
+func (m *ownMode) limitsChanged(limits node.VolumeLimits) {
+	m.setVolumeLimits(limits)
+	m.change(func(*node.Facts) {})
+}
+
+// setVolumeLimits sets those of the CSINode, over which the configured ones win.
+func (m *ownMode) setVolumeLimits(limits node.VolumeLimits) {
+	all := node.VolumeLimits{}
+	maps.Copy(all, limits)
+	maps.Copy(all, m.cfg.VolumeLimits)
+	m.mu.Lock()
+	m.facts.VolumeLimits = &all
+	m.mu.Unlock()
+}
+
+func (m *ownMode) mountsChanged() { m.volumes.Wake() }
+
+func (m *ownMode) reload(cfg *Config, s *probe.Snapshot) error {
+	if err := checkReserved(cfg, s); err != nil {
+		return err
+	}
+	m.content.SetResources(nodeConfig(cfg).Resources)
+	m.updater.Change(status.Plan{UpdateFrequency: cfg.StatusUpdateFrequency, ReportFrequency: cfg.StatusReportFrequency})
+	return nil
+}
+
+func (m *ownMode) update() { m.updater.Wake() }
+
+// record posts an Event, unless somebody else owns the node. Before the Node is
+// registered, Events wait.
+func (m *ownMode) record(kind, reason, message string) {
+	if m.guard.stoodDown() == nil {
+		m.recorder.Record(kind, reason, message)
+	}
+}
+
+// vouch returns why the Lease must not be renewed: another writer may be alive, the Node
+// was deleted, or the samples are not healthy.
+func (m *ownMode) vouch() error {
+	return cmp.Or(m.guard.err(), m.updater.Gone(), m.sampler.Healthy())
+}
+
+func (m *ownMode) checks() []Check {
+	return []Check{{"status", m.updater.Ready()}, {"lease", m.leaseReady()}}
+}
+
+func (m *ownMode) leaseReady() error {
+	s := m.heartbeater.State()
+	if s.Err == nil && s.Renewed.IsZero() {
+		return errors.New("lease is not renewed yet")
+	}
+	return s.Err
+}
+
+func (m *ownMode) report(s *State) {
+	posted, lease := m.updater.Posted(), m.heartbeater.State()
+	s.Posted, s.Lease, s.StoodDown = &posted, &lease, m.guard.stoodDown()
+	if m.cfg.RuntimeEndpoint != "" {
+		latest := m.runtime.Last()
+		s.Runtime = &latest
+	}
+}
+
+// errShuttingDown is what the Ready condition says then, in the kubelet's words.
+var errShuttingDown = errors.New("node is shutting down")
+
+// shutdownBegins makes the Node not ready, and returns when the API server knows.
+func (m *ownMode) shutdownBegins(ctx context.Context) error {
+	m.record(v1.EventTypeNormal, "Shutdown", "Shutdown manager detected shutdown event")
+	m.leave(errShuttingDown)
+	if m.guard.stoodDown() != nil || m.updater.Gone() != nil {
+		return nil // nothing is posted any more
+	}
+	return m.updater.Flush(ctx)
+}
+
+func (m *ownMode) shutdownCancelled() {
+	m.record(v1.EventTypeNormal, "Shutdown", "Shutdown manager detected shutdown cancellation")
+	m.leave(nil)
+}
+
+// leave makes the Node not ready, or ready again if why is nil.
+func (m *ownMode) leave(why error) { m.change(func(f *node.Facts) { f.Leaving = why }) }
+
+// exit posts the exit message, if there is one. It takes no more than a second.
+func (m *ownMode) exit() {
+	if m.cfg.ExitMessage == "" || m.guard.err() != nil {
+		return
+	}
+	m.leave(errors.New(m.cfg.ExitMessage))
+	ctx, stop := context.WithTimeout(context.Background(), time.Second)
+	defer stop()
+	if err := m.updater.Post(ctx); err != nil {
+		m.cfg.Logger.Warn("exit message is not posted", "err", err)
+	}
+}
