@@ -136,9 +136,9 @@ func newShadowMode(cfg *Config, j *judge, reg *registrations) (*shadowMode, erro
 	return m, nil
 }
 
-func (m *shadowMode) tasks() []task                  { return []task{{m.pulse.name, m.updater.Run, m.pulse.alive}} }
-func (m *shadowMode) observe(*probe.Snapshot, bool)  { m.compare() }
-func (m *shadowMode) checks() []Check                { return []Check{{"status", m.updater.Ready()}} }
+func (m *shadowMode) tasks() []task                 { return []task{{m.pulse.name, m.updater.Run, m.pulse.alive}} }
+func (m *shadowMode) observe(*probe.Snapshot, bool) { m.compare() }
+func (m *shadowMode) checks() []Check               { return []Check{{"status", m.updater.Ready()}} }
 
 // comparison of a kubelet's conditions with our verdicts.
 type comparison struct {

@@ -156,7 +156,7 @@ type Config struct {
 	// may be nil.
 	NetworkErrors, StorageErrors, SoftRequirements func() error
 
-	// OnSample is called with each sample, before it is judged, by the goroutine that
+	// OnSample is called with each sample, after it was judged, by the goroutine that
 	// samples: it must neither block nor keep the pointer. May be nil.
 	OnSample func(*probe.Snapshot)
 	// OnReconnect is called after connections to the API server were dropped. It must

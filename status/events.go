@@ -33,6 +33,9 @@ type RecorderConfig struct {
 	Component string
 	// OnFailure is called when a post failed: the connection may be half dead.
 	OnFailure func()
+	// Alive is called with the time within which it will be called again, unless Run
+	// is stuck; 0 stands for however long. That the API server is away does not matter.
+	Alive func(within time.Duration)
 
 	// Logger is silent and Registerer is not used if nil.
 	Logger     *slog.Logger
@@ -80,6 +83,9 @@ func NewRecorder(cfg RecorderConfig) (*Recorder, error) {
 	if cfg.OnFailure == nil {
 		cfg.OnFailure = func() {}
 	}
+	if cfg.Alive == nil {
+		cfg.Alive = func(time.Duration) {}
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -103,6 +109,7 @@ func (r *Recorder) Record(kind, reason, message string) {
 // still waits then is lost.
 func (r *Recorder) Run(ctx context.Context) error {
 	for {
+		r.cfg.Alive(0)
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -140,7 +147,9 @@ func (r *Recorder) deliver(ctx context.Context, o occurrence) {
 			return
 		}
 		r.cfg.OnFailure()
-		if !sleep(ctx, max(wait, asked(err))) {
+		pause := max(wait, asked(err))
+		r.alive(pause)
+		if !sleep(ctx, pause) {
 			return
 		}
 	}
@@ -164,10 +173,12 @@ func (r *Recorder) note(err error) {
 
 // post makes one attempt: it counts up the Event that exists, or creates one.
 func (r *Recorder) post(ctx context.Context, s *series) error {
+	r.cfg.Alive(0) // the Node may not be known for long
 	ref, err := r.cfg.Node(ctx)
 	if err != nil {
 		return fmt.Errorf("post event %s: %w", s.reason, err)
 	}
+	r.alive(0)
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
 	if s.name != "" && s.node == ref.UID {
@@ -191,6 +202,9 @@ func (r *Recorder) post(ctx context.Context, s *series) error {
 	s.name, s.node = event.Name, ref.UID
 	return nil
 }
+
+// alive reports that Run goes on, and will after a pause and one attempt of two calls.
+func (r *Recorder) alive(pause time.Duration) { r.cfg.Alive(pause + 2*r.cfg.Timeout + 10*time.Second) }
 
 func wrapEvent(verb string, s *series, node string, err error) error {
 	if err == nil {

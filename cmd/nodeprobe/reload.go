@@ -53,7 +53,7 @@ func newReloader(cfg reloaderConfig, reg prometheus.Registerer) *reloader {
 	}
 	r := &reloader{
 		reloaderConfig: cfg,
-		hangup: make(chan os.Signal, 1), looks: make(chan struct{}, 1),
+		hangup:         make(chan os.Signal, 1), looks: make(chan struct{}, 1),
 		successful:  gauge("nodeprobe_config_last_reload_successful", "Whether the configuration that was read last is in force."),
 		successTime: gauge("nodeprobe_config_last_reload_success_timestamp_seconds", "When the configuration in force was read."),
 		restart:     gauge("nodeprobe_config_restart_needed", "Whether the configuration has fields that are not in force before a restart."),

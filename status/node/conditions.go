@@ -101,7 +101,7 @@ type readiness struct {
 // readiness asks everything that Ready depends on.
 func (c *Content) readiness(facts *Facts) readiness {
 	r := readiness{
-		runtime: facts.Runtime.unready(), network: c.cfg.NetworkErrors(), storage: c.cfg.StorageErrors(),
+		runtime: c.cfg.RuntimeErrors(), network: c.cfg.NetworkErrors(), storage: c.cfg.StorageErrors(),
 		unhealthy: c.cfg.Healthy(), leaving: facts.Leaving, soft: c.cfg.SoftRequirements(),
 	}
 	if facts.Snapshot.Machine.NoCPUQuota {

@@ -239,7 +239,7 @@ func TestReadyInputs(t *testing.T) {
 	for _, test := range []struct {
 		name    string
 		cfg     Config
-		runtime *Runtime
+		runtime error
 		leaving error
 		missing bool
 		noQuota bool
@@ -248,12 +248,11 @@ func TestReadyInputs(t *testing.T) {
 		{name: "none", want: well},
 		{name: "CPU limits have no effect", noQuota: true, want: well + ". WARNING: CPU hardcapping unsupported"},
 		{name: "the same, and not ready", noQuota: true, leaving: shutdown, want: "node is shutting down. WARNING: CPU hardcapping unsupported"},
-		{name: "a runtime that is ready", runtime: &Runtime{}, want: well},
-		{name: "runtime", runtime: &Runtime{Unready: down}, want: "container runtime is down"},
-		{name: "runtime and network", runtime: &Runtime{Unready: errors.Join(down, network)}, want: "[container runtime is down, network state unknown]"},
-		{name: "V20: the same twice", runtime: &Runtime{Unready: errors.Join(down, errors.New(down.Error()))}, want: "container runtime is down"},
+		{name: "runtime", runtime: down, want: "container runtime is down"},
+		{name: "runtime and network", runtime: errors.Join(down, network), want: "[container runtime is down, network state unknown]"},
+		{name: "V20: the same twice", runtime: errors.Join(down, errors.New(down.Error())), want: "container runtime is down"},
 		{name: "unhealthy", cfg: Config{Healthy: fails("sampler is stuck")}, want: "sampler is stuck"},
-		{name: "shutdown", runtime: &Runtime{}, leaving: shutdown, want: "node is shutting down"},
+		{name: "shutdown", leaving: shutdown, want: "node is shutting down"},
 		{name: "network of an agent", cfg: Config{NetworkErrors: fails("no uplink")}, want: "no uplink"},
 		{name: "storage of an agent", cfg: Config{StorageErrors: fails("no disk")}, want: "no disk"},
 		{name: "soft requirements of an agent", cfg: Config{SoftRequirements: fails("no GPU")}, want: well + ". WARNING: no GPU"},
@@ -262,7 +261,7 @@ func TestReadyInputs(t *testing.T) {
 			want: well + ". WARNING: [CPU hardcapping unsupported, no GPU]",
 		},
 		{
-			name: "all of them", runtime: &Runtime{Unready: errors.Join(down, network)}, leaving: shutdown, missing: true,
+			name: "all of them", runtime: errors.Join(down, network), leaving: shutdown, missing: true,
 			cfg: Config{
 				NetworkErrors: fails("no uplink"), StorageErrors: fails("no disk"), Healthy: fails("sampler is stuck"), SoftRequirements: fails("no GPU"),
 			},
@@ -277,7 +276,8 @@ func TestReadyInputs(t *testing.T) {
 				delete(node.Status.Capacity, v1.ResourceMemory)
 				delete(node.Status.Capacity, v1.ResourceEphemeralStorage)
 			}
-			facts := &Facts{Runtime: test.runtime, Leaving: test.leaving}
+			facts := &Facts{Leaving: test.leaving}
+			test.cfg.RuntimeErrors = func() error { return test.runtime }
 			facts.Snapshot.Machine.NoCPUQuota = test.noQuota
 			r := New(test.cfg).readiness(facts)
 			set(t, node, readyCondition(true, &r, apitest.Epoch))

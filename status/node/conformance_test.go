@@ -95,13 +95,12 @@ func playFrozen(t *testing.T, s *scene) {
 }
 
 func playMessage(t *testing.T, s *scene) {
-	unready := errors.New("a")
-	s.facts(func(f *Facts) { f.Runtime = &Runtime{Unready: unready} })
+	s.unready = errors.New("a")
 	s.steady(s.config(), func() {
 		s.sleep(9 * time.Second)
 		s.events.Take()
 		s.mu.Lock()
-		unready = errors.New("b")
+		s.unready = errors.New("b")
 		s.mu.Unlock()
 		s.Wake()
 		calls := s.api.Take()

@@ -32,6 +32,9 @@ type Config struct {
 	// Healthy returns why this process cannot vouch for the node, or nil. It may change
 	// by the mere passing of time.
 	Healthy func() error
+	// RuntimeErrors returns why the container runtime keeps the node from being ready, or
+	// nil. It may change by the mere passing of time.
+	RuntimeErrors func() error
 	// NetworkErrors and StorageErrors return further reasons for Ready to be False.
 	// SoftRequirements returns what is added to Ready's message as a warning.
 	NetworkErrors, StorageErrors, SoftRequirements func() error
@@ -91,7 +94,7 @@ func New(cfg Config) *Content {
 	if cfg.FieldManager == "" {
 		cfg.FieldManager = status.DefaultFieldManager
 	}
-	for _, f := range []*func() error{&cfg.Healthy, &cfg.NetworkErrors, &cfg.StorageErrors, &cfg.SoftRequirements} {
+	for _, f := range []*func() error{&cfg.Healthy, &cfg.RuntimeErrors, &cfg.NetworkErrors, &cfg.StorageErrors, &cfg.SoftRequirements} {
 		if *f == nil {
 			*f = func() error { return nil }
 		}

@@ -19,8 +19,6 @@ type Runtime struct {
 	Handlers []v1.NodeRuntimeHandler
 	// Features is nil if the runtime does not report features.
 	Features *v1.NodeFeatures
-	// Unready is why the node cannot run pods, or nil.
-	Unready error
 }
 
 // runtimeVersion sets the version of the container runtime.
@@ -62,12 +60,4 @@ func nodeFeatures(facts *Facts) Setter {
 		}
 		return nil
 	}
-}
-
-// unready returns why the runtime keeps the node from being ready, or nil.
-func (r *Runtime) unready() error {
-	if r == nil {
-		return nil
-	}
-	return r.Unready
 }

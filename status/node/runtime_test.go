@@ -24,9 +24,9 @@ func TestRuntime(t *testing.T) {
 		}
 		runtime := &full
 		s.facts(func(f *Facts) { f.Runtime = runtime })
-		become := func(r *Runtime) {
+		become := func(r *Runtime, unready error) {
 			s.mu.Lock()
-			runtime = r
+			runtime, s.unready = r, unready
 			s.mu.Unlock()
 			s.sleep(time.Minute)
 		}
@@ -42,17 +42,17 @@ func TestRuntime(t *testing.T) {
 			check("at first")
 			apitest.Diff(t, "ready", v1.ConditionTrue, s.condition(v1.NodeReady).Status)
 
-			become(&Runtime{Unready: errors.Join(errors.New("container runtime is down"), errors.New("network state unknown"))})
+			become(&Runtime{}, errors.Join(errors.New("container runtime is down"), errors.New("network state unknown")))
 			check("gone")
 			ready := s.condition(v1.NodeReady)
 			apitest.Diff(t, "status", v1.ConditionFalse, ready.Status)
 			apitest.Diff(t, "message", "[container runtime is down, network state unknown]", ready.Message)
 
-			become(nil)
+			become(nil, nil)
 			check("none any more")
 			apitest.Diff(t, "ready", v1.ConditionTrue, s.condition(v1.NodeReady).Status)
 
-			become(&Runtime{Images: []v1.ContainerImage{}, Handlers: []v1.NodeRuntimeHandler{}})
+			become(&Runtime{Images: []v1.ContainerImage{}, Handlers: []v1.NodeRuntimeHandler{}}, nil)
 			status := s.api.Current().Status
 			if len(status.Images) > 0 || len(status.RuntimeHandlers) > 0 {
 				t.Errorf("images %v and handlers %v are gone from the runtime", status.Images, status.RuntimeHandlers)

@@ -28,6 +28,7 @@ type scene struct {
 	mu        sync.Mutex // guards the rest
 	verdicts  [pressure.NumConditions]pressure.Verdict
 	unhealthy error
+	unready   error // of the container runtime
 	noSample  bool
 	change    func(*Facts) // of the facts; nil changes nothing
 }
@@ -43,7 +44,8 @@ func (s *scene) config() Config {
 	return Config{
 		NodeName: apitest.NodeName, Addresses: testAddresses(), Resources: testResources(),
 		KubeletVersion: "v1.36.3", Port: 10250,
-		Healthy: func() error { s.mu.Lock(); defer s.mu.Unlock(); return s.unhealthy },
+		Healthy:       func() error { s.mu.Lock(); defer s.mu.Unlock(); return s.unhealthy },
+		RuntimeErrors: func() error { s.mu.Lock(); defer s.mu.Unlock(); return s.unready },
 	}
 }
 
