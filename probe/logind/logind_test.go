@@ -191,7 +191,7 @@ func TestInhibitor(t *testing.T) {
 			{"lost again", disconnect, time.Minute, []string{"begin"}, 0},
 		}},
 		{"begins before the lock is taken", &machine{known: true, sudden: true}, []step{
-			{"start", nil, time.Minute, []string{"begin"}, 0},
+			{"start", nil, time.Second, []string{"begin"}, 0},
 			{"cancelled", cancel, 0, []string{"begin", "cancel"}, 1},
 		}},
 		{"no bus at first", &machine{refuse: errors.New("no bus")}, []step{
