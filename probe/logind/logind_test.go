@@ -95,8 +95,9 @@ func (m *machine) failing(reason string) { m.do(func() { m.refuse = errors.New(r
 func (m *machine) working()              { m.do(func() { m.refuse = nil }) }
 
 func (m *machine) signal() {
-	if m.hints != nil {
-		m.hints <- struct{}{}
+	select {
+	case m.hints <- struct{}{}:
+	default: // nobody is connected, or one is waiting already
 	}
 }
 
