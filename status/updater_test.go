@@ -251,3 +251,26 @@ func TestPostBeforeRegistration(t *testing.T) {
 		s.api.Took(t, "without a Node", "")
 	})
 }
+
+// The first post is followed by the next after a random delay, like that of a change.
+func TestFirstPostIsSpread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, delays := newScene(t), map[time.Duration]bool{}
+		for range 8 {
+			u, err := New(s.config())
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 2 { // registration, and a pass that finds nothing more
+				u.step(t.Context())
+			}
+			if d := u.report.delay; d < -150*time.Second || d >= 150*time.Second {
+				t.Errorf("delay of %v", d)
+			}
+			delays[u.report.delay] = true
+		}
+		if len(delays) < 2 {
+			t.Errorf("everybody posts at the same time: %v", delays)
+		}
+	})
+}
