@@ -85,7 +85,10 @@ func (c *Config) validateNode(f *fieldErrors) {
 		f.check("Labels", key, label(key, c.Labels[key]))
 	}
 	for _, key := range slices.Sorted(maps.Keys(c.Annotations)) {
-		f.check("Annotations", key, qualifiedName(key))
+		// The domain of an annotation may have capitals, where that of a label may not.
+		if len(validation.IsQualifiedName(strings.ToLower(key))) > 0 {
+			f.check("Annotations", key, qualifiedName(key))
+		}
 	}
 	for i := range c.Taints {
 		err := taint(&c.Taints[i])

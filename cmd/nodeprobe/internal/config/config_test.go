@@ -186,7 +186,7 @@ evictionSoftGracePeriod: {memory.available: 0s}
 enforceNodeAllocatable: [none]
 fieldManager: edge-agent
 nodeLeaseDurationSeconds: 20
-nodeAnnotations: {example.com/rack: "any text: it may be long"}
+nodeAnnotations: {Example.com/rack: "any text: it may be long"}
 registerWithTaints: [{key: a, value: b, effect: NoExecute}]
 volumeLimits: {disk.example.com: 0, Other.example.com: 12, attachable-volumes-aws-ebs: "39"}
 nodeIP: 192.0.2.1, 2001:db8::1
@@ -222,7 +222,7 @@ logFormat: json
 		{"thresholds", len(a.Thresholds), 7},
 		{"fieldManager", a.FieldManager, "edge-agent"},
 		{"nodeLeaseDurationSeconds", a.LeaseDuration, 20 * time.Second},
-		{"nodeAnnotations", a.Annotations, map[string]string{"example.com/rack": "any text: it may be long"}},
+		{"nodeAnnotations", a.Annotations, map[string]string{"Example.com/rack": "any text: it may be long"}},
 		{"registerWithTaints", a.Taints, []v1.Taint{{Key: "a", Value: "b", Effect: "NoExecute"}}},
 		{"volumeLimits", a.VolumeLimits, map[v1.ResourceName]int64{
 			"attachable-volumes-csi-disk.example.com": 0, "attachable-volumes-csi-Other.example.com": 12, "attachable-volumes-aws-ebs": 39,
