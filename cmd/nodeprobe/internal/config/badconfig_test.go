@@ -259,7 +259,7 @@ volumeLimitsFromCSINode: maybe
 evictionMinimumReclaim: {memory.available: 20MiB}
 evictionSoft: {nodefs.available: 1000B}
 evictionSoftGracePeriod: {nodefs.available: soon}
-systemReserved: {memory: 1gb}
+systemReserved: {pid: 1b, memory: 1gb, cpu: 1m1, ephemeral-storage: 1tib}
 conditions: {example.com/A: {when: [PIDPressure and memory.available < 100MB], reason: A, okReason: B}}
 `, []string{
 			`:3: evictionHard[imagefs.available]: "1.5kb" is not a quantity: use 1.5k or 1.5Ki`,
@@ -270,7 +270,10 @@ conditions: {example.com/A: {when: [PIDPressure and memory.available < 100MB], r
 			`:4: evictionMinimumReclaim[memory.available]: "20MiB" is not a quantity: use 20Mi`,
 			`:5: evictionSoft[nodefs.available]: "1000B" is not a quantity: use 1000`,
 			`:6: evictionSoftGracePeriod[nodefs.available]: "soon" is not a duration such as 10s or 1m30s`,
+			`:7: systemReserved[cpu]: "1m1" is not a quantity such as 100Mi, 1Gi or 1000`,
+			`:7: systemReserved[ephemeral-storage]: "1tib" is not a quantity: use 1Ti`,
 			`:7: systemReserved[memory]: "1gb" is not a quantity: use 1G or 1Gi`,
+			`:7: systemReserved[pid]: "1b" is not a quantity: use 1`,
 			`:8: conditions[example.com/A]: when: "memory.available < 100MB": "100MB" is not a quantity: use 100M or 100Mi`,
 		}},
 		{"stray text", "# comment\n\n" + header + "mode: own\nbpf\nport: 1\n", []string{`:6: could not find expected ':'`}},

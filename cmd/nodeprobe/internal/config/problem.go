@@ -41,9 +41,9 @@ func (p problem) within(other problem) bool {
 	return p.path == other.path && (p.field == other.name() || strings.HasPrefix(p.field, other.name()+"."))
 }
 
-// line formats the problem; place names our own file.
-func (p problem) text(place string) string {
-	place = cmp.Or(p.path, place)
+// text formats the problem as one line; path is that of our own file.
+func (p problem) text(path string) string {
+	place := cmp.Or(p.path, path)
 	switch {
 	case p.flag != "":
 		place = "--" + p.flag

@@ -50,7 +50,7 @@ func (f *file) resolve(base nodeprobe.Config) (*Loaded, []pressure.Note, []probl
 	r.thresholds()
 	r.conditions()
 	r.node()
-	r.name()
+	r.validate()
 	return r.loaded, r.notes, r.problems
 }
 
@@ -172,7 +172,8 @@ func (r *resolver) node() {
 
 func (r *resolver) quantities(field string, texts map[string]string) v1.ResourceList {
 	list := v1.ResourceList{}
-	for key, text := range texts {
+	for _, key := range slices.Sorted(maps.Keys(texts)) {
+		text := texts[key]
 		q, err := pressure.ParseQuantity(text)
 		r.check(field, key, explain(text, err))
 		list[v1.ResourceName(key)] = q
@@ -180,8 +181,9 @@ func (r *resolver) quantities(field string, texts map[string]string) v1.Resource
 	return list
 }
 
-// name checks all of the agent's fields, the name of the node among them.
-func (r *resolver) name() {
+// validate checks all of the agent's fields. Errors about the node's name tell where that
+// comes from if it is not in the file.
+func (r *resolver) validate() {
 	a := &r.loaded.Agent
 	name, source, err := resolveNodeName(r.NodeName)
 	r.check("nodeName", "", err)
