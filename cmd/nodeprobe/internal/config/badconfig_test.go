@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Each problem is a line that says file, line, field and why.
+// Each problem is a line with file, line, field and reason.
 func TestBadConfig(t *testing.T) {
 	for _, test := range []struct {
 		name, file string
@@ -314,7 +314,7 @@ func TestUnreadableConfig(t *testing.T) {
 	}
 }
 
-// However big the file and whatever it expands to, the answer is short.
+// However big the file and whatever it expands to, the error is short.
 func TestHugeConfig(t *testing.T) {
 	bomb := header + "a: &a [x, x, x, x, x, x, x, x, x]\n"
 	for c := 'b'; c <= 'z'; c++ {
@@ -340,7 +340,7 @@ func TestHugeConfig(t *testing.T) {
 	}
 }
 
-// A file is either wrong, with located lines that say why, or good.
+// A file is either valid, or the error has located lines.
 func FuzzParseConfig(f *testing.F) {
 	f.Add([]byte(""))
 	f.Add([]byte(defaultYAML))

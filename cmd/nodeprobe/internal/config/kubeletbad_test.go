@@ -11,8 +11,7 @@ import (
 	"github.com/nodeprobe/nodeprobe"
 )
 
-// Each problem names the file that has it, and its line, whichever of them that
-// is.
+// Each problem names its file and line, whichever of the files that is.
 func TestBadKubeletConfig(t *testing.T) {
 	const main, dropIn, own = "kubelet.yaml", "conf.d/10.conf", "own.yaml"
 	for _, test := range []struct {
@@ -151,7 +150,7 @@ func TestUnreadableKubeletConfig(t *testing.T) {
 	}
 }
 
-// However much a file has that is not known, what is said of it is short.
+// However many unknown fields a file has, the remarks are bounded.
 func TestManyUnknownFields(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	write(t, path, kubeletHeader+strings.Repeat("y", 1000)+": 1\n")
@@ -168,8 +167,7 @@ func TestManyUnknownFields(t *testing.T) {
 	}
 }
 
-// All of a kubelet's fields at once are not too much: each that is not taken is
-// named.
+// With all of a kubelet's fields in one file, each that is not taken is named.
 func TestEveryKubeletField(t *testing.T) {
 	var file strings.Builder
 	file.WriteString(kubeletHeader)
@@ -196,7 +194,7 @@ func TestEveryKubeletField(t *testing.T) {
 	}
 }
 
-// Whatever the files hold, either they are wrong, with lines that say where, or
+// Whatever the files contain, either they are wrong, with lines that name the place, or
 // they are a configuration.
 func FuzzKubeletConfig(f *testing.F) {
 	f.Add([]byte(""), []byte(""))

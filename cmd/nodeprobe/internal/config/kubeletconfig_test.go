@@ -74,9 +74,8 @@ func kubeletJSON(t *testing.T, o *overlay) string {
 	return string(data) + "\n"
 }
 
-// What is thought that a kubelet makes of its files is in kubelet.json, which
-// test/suite/oracle holds against a kubelet's own code; what we say of the difference
-// is in check.txt.
+// kubelet.json is what a kubelet makes of the files, which test/suite/oracle compares with
+// a real kubelet; check.txt is what we remark on the differences.
 func TestKubeletFiles(t *testing.T) {
 	dirs, err := filepath.Glob("testdata/kubelet/*")
 	if err != nil || len(dirs) < 5 {
@@ -205,8 +204,8 @@ func TestKubeletDefaults(t *testing.T) {
 	}
 }
 
-// Our own file lies over a kubelet's, and the flags over both. Nothing is said
-// about what our own file decides.
+// Our own file wins over a kubelet's, and the flags over both. What our own file decides
+// is not remarked on.
 func TestKubeletBelowOurs(t *testing.T) {
 	dir := t.TempDir()
 	own, theirs := filepath.Join(dir, "own.yaml"), filepath.Join(dir, "kubelet.yaml")
@@ -239,9 +238,9 @@ evictionHard: {memory.available: 700Mi, pid.available: 1000, imagefs.available: 
 	if diff := cmp.Diff(want, got.file); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	wantSaid := theirs + `:7: note: evictionHard: these defaults stay, where a kubelet would not have them: ` +
+	wantRemarks := theirs + `:7: note: evictionHard: these defaults stay, where a kubelet would not have them: ` +
 		`imagefs.inodesFree 5%, nodefs.inodesFree 5%; "0%" turns one off` + "\n"
-	if diff := cmp.Diff(wantSaid, printed(t, got.Remarks)); diff != "" {
+	if diff := cmp.Diff(wantRemarks, printed(t, got.Remarks)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
@@ -280,7 +279,7 @@ func TestKubeletBooleans(t *testing.T) {
 	}
 }
 
-// So are numbers, of which some would be others here.
+// So it reads numbers: some would be others in our own file.
 func TestKubeletNumbers(t *testing.T) {
 	for text, want := range map[string]int64{"110": 110, "0110": 72, "0x6e": 110, "1_10": 110} {
 		k := &overlay{}
