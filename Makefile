@@ -7,10 +7,7 @@ CACHE    := $(or $(NODEPROBE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/nodep
 LINTER   := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 # Commands that the tests and "make generate" call, and the packages they are in.
 NEEDED   := clang:clang llvm-strip:llvm promtool:prometheus mkfs.ext4:e2fsprogs losetup:mount dbus-daemon:dbus-daemon containerd:containerd systemd-analyze:systemd
-# What only talks to the API server, or starts the program, or is rare, need not be
-# fast: not inlined, it is a megabyte smaller.
-SMALL    := net text crypto/tls crypto/x509 encoding/asn1 encoding/json runtime/pprof github.com/cilium/ebpf/btf github.com/godbus k8s.io sigs.k8s.io google.golang.org/protobuf go.yaml.in github.com/spf13 github.com/fxamacker github.com/json-iterator
-BUILD    := CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.release=$(VERSION)" $(SMALL:%=-gcflags=%/...=-l)
+BUILD    := CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.release=$(VERSION)"
 
 .DEFAULT_GOAL := help
 

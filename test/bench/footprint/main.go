@@ -143,7 +143,7 @@ func results(costs map[string]footprint.Cost, size, peerSize int64) []result {
 		{"rss_own", mib(own.RSS), "MiB", 20, mib(other.RSS)},
 		{"cpu_own", millis(own.CPU), "ms/min", 10, millis(other.CPU)},
 		{"wakeups_own", own.Wakeups, "/s", 3, other.Wakeups},
-		{"binary_size", float64(size) / 1e6, "MB", 20, float64(peerSize) / 1e6},
+		{"binary_size", float64(size) / 1e6, "MB", 36, float64(peerSize) / 1e6},
 	}
 }
 

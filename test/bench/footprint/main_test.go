@@ -84,7 +84,7 @@ func TestRun(t *testing.T) {
 		`rss_own=\d+\.\d MiB budget=20`,
 		`cpu_own=\d+\.\d ms/min budget=10`,
 		`wakeups_own=\d+\.\d /s budget=3`,
-		`binary_size=\d+\.\d MB budget=20`,
+		`binary_size=\d+\.\d MB budget=36`,
 	} {
 		if !regexp.MustCompile(`(?m)^RESULT ` + want + ` peer=node_exporter:\d+\.\d$`).Match(stdout.Bytes()) {
 			t.Errorf("no line like RESULT %s", want)

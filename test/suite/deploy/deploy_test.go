@@ -101,8 +101,8 @@ func TestKustomizations(t *testing.T) {
 	}
 	for _, dir := range directories(t, root) {
 		// Those for Prometheus and the network are components; see TestMonitors and
-		// TestNetworkPolicy.
-		if _, ok := kustomizations[dir]; !ok && dir != "namespace" && dir != "network-policy" && !strings.HasSuffix(dir, "identity") && !strings.HasPrefix(dir, "prometheus/") {
+		// TestNetworkPolicy, and TestHealthPort.
+		if _, ok := kustomizations[dir]; !ok && dir != "namespace" && dir != "network-policy" && dir != "health-port" && !strings.HasSuffix(dir, "identity") && !strings.HasPrefix(dir, "prometheus/") {
 			t.Errorf("nothing tests deploy/%s", dir)
 		}
 	}

@@ -3,6 +3,7 @@ package deploy
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"os/exec"
@@ -108,7 +109,7 @@ func TestHelmNames(t *testing.T) {
 	rendered := run(t, nil, helm, "template", "nodeprobe-b", filepath.Join(deploy, "helm", "nodeprobe"), "--namespace=monitoring",
 		"--set=serviceAccount.name=reporter,podMonitor.enabled=true,prometheusRule.enabled=true,prometheusRule.labels.release=x",
 		"--set=podMonitor.endpoint.scheme=https,podMonitor.endpoint.interval=1m",
-		"--set=probes.scheme=HTTPS,extraArgs[0]=--kubelet-config=/etc/kubelet.yaml",
+		"--set=config.webConfigFile=/host/root/etc/nodeprobe/web.yml,networkPolicy.enabled=true,extraArgs[0]=--kubelet-config=/etc/kubelet.yaml",
 		`--set-json=config={"webListenAddress":":9999","conditions":{"nodeprobe.dev/A":{"when":["MemoryPressure"]},"example.com/B":{"when":["DiskPressure"]}}}`)
 	if n := bytes.Count(rendered, []byte("request.userInfo.username == 'system:serviceaccount:monitoring:reporter'")); n != 2 {
 		t.Errorf("%d policies know of the service account, want 2", n)
@@ -116,13 +117,14 @@ func TestHelmNames(t *testing.T) {
 	if !bytes.Contains(rendered, []byte(`expression: "['example.com/B']"`)) {
 		t.Error("the policy does not allow the condition that is configured")
 	}
-	ds, _ := parse(t, rendered)
+	ds, config := parse(t, rendered)
 	if port := ds.Spec.Template.Spec.Containers[0].Ports[0].ContainerPort; port != 9999 {
 		t.Errorf("the port is %d", port)
 	}
 	c := &ds.Spec.Template.Spec.Containers[0]
-	if live, ready := c.LivenessProbe.HTTPGet.Scheme, c.ReadinessProbe.HTTPGet.Scheme; live != "HTTPS" || ready != "HTTPS" {
-		t.Errorf("the probes speak %s and %s", live, ready)
+	checkHealthPort(t, c)
+	if !strings.Contains(config, `webHealthListenAddress: :9733`) {
+		t.Errorf("no port for probes is served:\n%s", config)
 	}
 	if last := c.Args[len(c.Args)-1]; last != "--kubelet-config=/etc/kubelet.yaml" {
 		t.Errorf("the last argument is %s", last)
@@ -135,6 +137,11 @@ func TestHelmNames(t *testing.T) {
 			t.Errorf("%s is in namespace %s", o.GetKind(), namespace)
 		}
 		switch o.GetKind() {
+		case "NetworkPolicy": // the kubelet is let in anyway
+			ingress, _, _ := unstructured.NestedSlice(o.Object, "spec", "ingress")
+			if ports := fmt.Sprint(ingress[0].(map[string]any)["ports"]); len(ingress) != 1 || ports != "[map[port:9999 protocol:TCP]]" {
+				t.Errorf("it lets in by %s of %v", ports, ingress)
+			}
 		case "PodMonitor":
 			selector, _, _ := unstructured.NestedStringMap(o.Object, "spec", "selector", "matchLabels")
 			job, _, _ := unstructured.NestedString(o.Object, "spec", "jobLabel")
@@ -196,13 +203,15 @@ func TestHelmRefuses(t *testing.T) {
 	helm := helm(t)
 	chart := filepath.Join(build.RootForTest(t), "deploy", "helm", "nodeprobe")
 	for set, want := range map[string]string{
-		"mode=watch":                            "mode",
-		"config.mode=own":                       "config",
-		"resources.limits.memory=1Gi":           "limits",
-		"mode=own,config.registerNode=true":     "",
-		"mode=own,config.impersonateNode=false": "mode own needs config.impersonateNode or config.kubeconfig",
-		"mode=observe,config.shadow=true":       "config.shadow in mode observe needs config.kubeconfig",
-		"config.webListenAddress=":              "config.webListenAddress is what the pod's probes ask",
+		"mode=watch":                                             "mode",
+		"config.mode=own":                                        "config",
+		"resources.limits.memory=1Gi":                            "limits",
+		"mode=own,config.registerNode=true":                      "",
+		"mode=own,config.impersonateNode=false":                  "mode own needs config.impersonateNode or config.kubeconfig",
+		"mode=observe,config.shadow=true":                        "config.shadow in mode observe needs config.kubeconfig",
+		"config.webListenAddress=":                               "config.webListenAddress is what Prometheus asks",
+		"config.webConfigFile=/x,config.webHealthListenAddress=": "with config.webConfigFile, config.webHealthListenAddress is what the pod's probes ask",
+		"config.webHealthListenAddress=:1":                       "",
 	} {
 		out, err := exec.CommandContext(t.Context(), helm, "template", chart, "--set="+set).CombinedOutput()
 		if refused := err != nil; refused != (want != "") || !bytes.Contains(out, []byte(want)) {

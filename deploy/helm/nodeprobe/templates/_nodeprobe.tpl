@@ -35,6 +35,10 @@ nodeAffinity:
 {{- if eq .Values.mode "own" }}
 {{- $config = merge $config (dict "impersonateNode" (not .Values.config.kubeconfig) "registerNode" false "containerRuntimeEndpoint" "") }}
 {{- end }}
+{{- /* A web configuration file may ask for TLS, users or client certificates: a kubelet's probes have none. */}}
+{{- if .Values.config.webConfigFile }}
+{{- $config = merge $config (dict "webHealthListenAddress" ":9733") }}
+{{- end }}
 {{- mergeOverwrite $config (deepCopy .Values.config) (dict "mode" .Values.mode) | toYaml }}
 {{- end }}
 
