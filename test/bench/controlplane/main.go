@@ -7,78 +7,45 @@
 package main
 
 import (
-	"context"
-	"errors"
-	"flag"
 	"fmt"
-	"io"
 	"maps"
-	"os"
-	"os/signal"
 	"slices"
-	"syscall"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/test/bench/program"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// A second ^C ends the program at once; the kernel then ends its processes.
-	context.AfterFunc(ctx, stop)
-	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
-		fmt.Fprintln(os.Stderr, "controlplane:", err)
-		os.Exit(1)
-	}
-}
+func main() { program.Main("controlplane", run) }
 
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
-	flags := flag.NewFlagSet("controlplane", flag.ContinueOnError)
-	flags.SetOutput(stderr)
-	buildOnly := flags.Bool("build-only", false, "build the programs into the cache, print where they are, and exit")
-	dir := flags.String("dir", "", "keep data, certificates and logs in this `directory` (default: a temporary one, removed at the end)")
-	node := flags.String("node", "", "also write a kubeconfig for the node of this `name`")
-	audit := flags.Bool("audit", false, "record every request in audit.log")
-	controllers := flags.Bool("controllers", false, "run kube-controller-manager and kube-scheduler as well")
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-
+func run(p *program.P) {
+	buildOnly := p.Flags.Bool("build-only", false, "build the programs into the cache, print where they are, and exit")
+	dir := p.Flags.String("dir", "", "keep data, certificates and logs in this `directory` (default: a temporary one, removed at the end)")
+	node := p.Flags.String("node", "", "also write a kubeconfig for the node of this `name`")
+	audit := p.Flags.Bool("audit", false, "record every request in audit.log")
+	controllers := p.Flags.Bool("controllers", false, "run kube-controller-manager and kube-scheduler as well")
+	p.Parse()
 	if *buildOnly {
-		files, err := controlplane.Build(ctx, stderr)
-		if err != nil {
-			return err
-		}
+		files := must.Get(controlplane.Build(p.Context(), p.Progress))(p)
 		for _, file := range slices.Sorted(maps.Values(files)) {
-			fmt.Fprintln(stdout, file)
+			fmt.Fprintln(p.Out, file)
 		}
-		return nil
+		return
 	}
-
 	begin := time.Now()
-	cp, err := controlplane.Start(ctx, controlplane.Options{Dir: *dir, Log: stderr, AuditLog: *audit, Controllers: *controllers})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, cp.Stop()) }()
-
-	fmt.Fprintf(stdout, "ready after %s; files in %s\n\n", time.Since(begin).Round(100*time.Millisecond), cp.Dir())
-	fmt.Fprintf(stdout, "export KUBECONFIG=%s\nkubectl get nodes,leases -A\n\n", cp.AdminKubeconfig())
+	cp := p.ControlPlane(controlplane.Options{Dir: *dir, Log: p.Progress, AuditLog: *audit, Controllers: *controllers})
+	fmt.Fprintf(p.Out, "ready after %s; files in %s\n\n", time.Since(begin).Round(100*time.Millisecond), cp.Dir())
+	fmt.Fprintf(p.Out, "export KUBECONFIG=%s\nkubectl get nodes,leases -A\n\n", cp.AdminKubeconfig())
 	if *node != "" {
-		kubeconfig, err := cp.NodeKubeconfig(*node)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(stdout, "as node %s: --kubeconfig %s\n\n", *node, kubeconfig)
+		fmt.Fprintf(p.Out, "as node %s: --kubeconfig %s\n\n", *node, must.Get(cp.NodeKubeconfig(*node))(p))
 	}
-	fmt.Fprintln(stdout, "^C stops it.")
-
+	fmt.Fprintln(p.Out, "^C stops it.")
 	select {
-	case <-ctx.Done():
-		return nil
+	case <-p.Context().Done():
 	case <-cp.Exited("etcd"):
-		return fmt.Errorf("etcd ended; see its log in %s", cp.Dir())
+		p.Fatalf("etcd ended; see its log in %s", cp.Dir())
 	case <-cp.Exited("kube-apiserver"):
-		return fmt.Errorf("kube-apiserver ended; see its log in %s", cp.Dir())
+		p.Fatalf("kube-apiserver ended; see its log in %s", cp.Dir())
 	}
 }

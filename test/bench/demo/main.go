@@ -12,24 +12,27 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
-	"io"
-	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"text/tabwriter"
 	"time"
 
-	"github.com/nodeprobe/nodeprobe/test/bench/command"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeprobe/nodeprobe/test/bench/program"
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
-	"github.com/nodeprobe/nodeprobe/test/harness/build"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
-	"github.com/nodeprobe/nodeprobe/test/harness/process"
 )
 
 func main() {
 	pressure.Main()
-	command.Main("demo", run)
+	program.Main("demo", run)
 }
 
 const nodeName = "demo"
@@ -45,102 +48,211 @@ const (
 	// changes at once and six a minute, whatever flaps; a faster demo would
 	// measure how long it holds them back.
 	pace = 8 * time.Second
+	// clock is how a time of day is printed.
+	clock = "15:04:05.000"
 )
 
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
-	flags := flag.NewFlagSet("demo", flag.ContinueOnError)
-	flags.SetOutput(stderr)
-	binary := flags.String("nodeprobe", "", "show this `file` instead of building it from the tree")
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	if os.Geteuid() != 0 {
-		return errors.New("needs root: it takes memory and process IDs, in cgroups, and mounts a small filesystem")
-	}
-	dir, err := os.MkdirTemp("", "nodeprobe-demo-")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-
+func run(p *program.P) {
+	nodeprobe := p.Nodeprobe()
+	p.Parse()
+	p.NeedsRoot("it takes memory and process IDs, in cgroups, and mounts a small filesystem")
 	// Building takes minutes where nothing is cached, and says so; the rest of
 	// the demo speaks for itself.
-	if _, err := controlplane.Build(ctx, stderr); err != nil {
-		return unlessInterrupted(ctx, err)
-	}
-	if *binary == "" {
-		if *binary, err = build.Product(ctx, dir, nil); err != nil {
-			return unlessInterrupted(ctx, err)
-		}
-	}
+	must.Get(controlplane.Build(p.Context(), p.Progress))(p)
+	binary := nodeprobe()
 	begin := time.Now()
-	cp, err := controlplane.Start(ctx, controlplane.Options{})
-	if err != nil {
-		return unlessInterrupted(ctx, err)
-	}
-	defer func() { err = errors.Join(err, cp.Stop()) }()
-	kubeconfig, err := cp.NodeKubeconfig(nodeName)
-	if err != nil {
-		return err
-	}
-	version, err := cp.Client().Discovery().ServerVersion()
-	if err != nil {
-		return fmt.Errorf("get API server's version: %w", err)
-	}
-	s := &stage{out: stdout, cp: cp, begin: time.Now()}
+	cp := p.ControlPlane(controlplane.Options{})
+	version := must.Get(cp.Client().Discovery().ServerVersion())(p)
+	s := &stage{P: p, cp: cp, begin: time.Now()}
 	s.say("etcd and kube-apiserver %s are ready after %s", version.GitVersion, time.Since(begin).Round(100*time.Millisecond))
 
-	fs, err := pressure.Disk(64)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, fs.Close()) }()
-	scenes, err := newScenes(fs)
-	if err != nil {
-		return err
-	}
-
-	if s.history, err = nodewatch.Follow(ctx, cp.Client(), nodeName); err != nil {
-		return err
-	}
-	s.agent, err = agent.Start(ctx, agent.Spec{
-		Binary: *binary, Dir: dir, NodeName: nodeName, Kubeconfig: kubeconfig,
-		Config: config(fs.Dir, scenes),
+	fs := must.Get(pressure.Disk(64))(p)
+	p.Cleanup(func() { must.Note(p, fs.Close()) })
+	loads := must.Get(pressure.Loads(fs))(p)
+	s.history = must.Get(nodewatch.Follow(p.Context(), cp.Client(), nodeName))(p)
+	s.agent = agent.StartForTest(p, agent.Spec{
+		Binary: binary, Dir: p.TempDir(), NodeName: nodeName, Kubeconfig: must.Get(cp.NodeKubeconfig(nodeName))(p),
+		Config: agent.Own().With(agent.Config{
+			"bpf": "auto", "sampleInterval": sampleInterval.String(), "rootDirectory": fs.Dir, "logFormat": "text",
+			"evictionHard": agent.Hard(pressure.Thresholds(loads)), "evictionPressureTransitionPeriod": transition.String(),
+		}),
 	})
-	if err != nil {
-		return unlessInterrupted(ctx, err)
-	}
-	defer func() {
-		s.agent.Stop()
-		if err != nil && ctx.Err() == nil {
-			fmt.Fprintf(stderr, "nodeprobe's last lines:\n%s\n", process.LogTail(s.agent.LogFile, 20))
-		}
-	}()
 	s.say("nodeprobe runs in mode own (pid %d), with a sample every %s", s.agent.PID(), sampleInterval)
-	return unlessInterrupted(ctx, s.perform(ctx, scenes))
+	s.register()
+	table := tabwriter.NewWriter(p.Out, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(table, "condition\tthreshold\tTrue after crossing\tFalse after release")
+	var figures []program.Figure
+	for i, l := range loads {
+		if i > 0 {
+			s.sleep(pace)
+		}
+		becameTrue, becameFalse := s.play(l, i == 1)
+		fmt.Fprintf(table, "%s\t%s<%s\t%s\t%s\n", l.Condition, l.Signal, l.Threshold, millis(becameTrue), millis(becameFalse))
+		// The budget is that of crossing to Node patched, 99 times out of 100.
+		name := strings.ToLower(strings.TrimSuffix(string(l.Condition), "Pressure"))
+		figures = append(figures, program.Figure{Name: "demo_" + name + "_seconds", Value: becameTrue.Seconds(), Digits: 3, Unit: "s", Budget: 0.025})
+	}
+	fmt.Fprintln(p.Out)
+	table.Flush()
+	program.Print(p.Out, figures)
 }
 
-// unlessInterrupted returns err, or that somebody pressed ^C: what failed
-// because of that is of no interest.
-func unlessInterrupted(ctx context.Context, err error) error {
-	if err != nil && ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	return err
+// stage is where the conditions flip.
+type stage struct {
+	*program.P
+	begin   time.Time
+	cp      *controlplane.ControlPlane
+	agent   *agent.Agent
+	history *nodewatch.History // the administrator's view of the Node
 }
 
-// config is one nodeprobe configuration for all scenes.
-func config(rootDirectory string, scenes []*scene) agent.Config {
-	limits := map[string]string{}
-	for _, s := range scenes {
-		limits[s.Signal] = s.Threshold
+// say prints a line with the time since the beginning.
+func (s *stage) say(format string, args ...any) {
+	fmt.Fprintf(s.Out, "%6.1fs  %s\n", time.Since(s.begin).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// quote prints lines that somebody else has written.
+func (s *stage) quote(text string) {
+	for line := range strings.Lines(strings.TrimRight(text, "\n")) {
+		fmt.Fprintf(s.Out, "         │ %s\n", strings.TrimRight(line, "\n"))
 	}
-	return agent.Own().With(agent.Config{
-		"bpf":                              "auto",
-		"sampleInterval":                   sampleInterval.String(),
-		"rootDirectory":                    rootDirectory,
-		"evictionHard":                     agent.Hard(limits),
-		"evictionPressureTransitionPeriod": transition.String(),
-		"logFormat":                        "text",
-	})
+}
+
+func (s *stage) sleep(d time.Duration) { s.SleepBeside(s.agent.Exited(), d) }
+
+func millis(d time.Duration) string { return fmt.Sprintf("%d ms", d.Milliseconds()) }
+
+// amount formats a quantity of what a load takes.
+func amount(l *pressure.Load, n int64) string {
+	switch {
+	case l.Condition == corev1.NodePIDPressure:
+		return fmt.Sprintf("%d PIDs", n)
+	case n >= 1<<30:
+		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
+	}
+	return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
+}
+
+// register shows how the Node and its Lease come about.
+func (s *stage) register() {
+	seen := s.see(s.agent.Started, corev1.NodeReady, corev1.ConditionTrue)
+	s.say("Node %s is registered and Ready, %s after nodeprobe was started", nodeName, millis(seen.Sub(s.agent.Started)))
+	if text, ok := s.kubectl("get", "node", nodeName); ok {
+		s.quote("$ kubectl get node " + nodeName + "\n" + text)
+	} else {
+		s.conditions()
+	}
+	var renewals []time.Time
+	for deadline := time.Now().Add(flipTimeout); len(renewals) < 3; s.sleep(20 * time.Millisecond) {
+		lease, err := s.cp.Client().CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(s.Context(), nodeName, metav1.GetOptions{})
+		if err == nil && (len(renewals) == 0 || lease.Spec.RenewTime.After(renewals[len(renewals)-1])) {
+			renewals = append(renewals, lease.Spec.RenewTime.Time)
+		}
+		if time.Now().After(deadline) {
+			s.Fatal("the Lease is not renewed")
+		}
+	}
+	s.say("Lease %s/%s is renewed every %s", corev1.NamespaceNodeLease, nodeName,
+		(renewals[2].Sub(renewals[0]) / 2).Round(10*time.Millisecond))
+}
+
+// play makes one condition True, and False again.
+func (s *stage) play(l *pressure.Load, yaml bool) (becameTrue, becameFalse time.Duration) {
+	before := s.calm(l)
+	fmt.Fprintln(s.Out)
+	s.say("%s is %s, the limit %s; now for pressure, down to %s", l.Signal, amount(l, before), amount(l, l.Limit), amount(l, l.Left))
+
+	// The limit is crossed on the way to the whole of the pressure.
+	start := time.Now()
+	pressed := make(chan error, 1)
+	go func() { pressed <- l.Press() }()
+	release := sync.OnceValue(func() error { return errors.Join(<-pressed, l.Release()) })
+	// Whatever happens, the pressure ends before the demo does.
+	s.Cleanup(func() { must.Note(s, release()) })
+	at := s.watch(l, true)
+	seen := s.see(start, l.Condition, corev1.ConditionTrue)
+	becameTrue = max(0, seen.Sub(at))
+	s.say("crossed at %s; %s is True at the API server at %s, %s later", at.Format(clock), l.Condition, seen.Format(clock), millis(becameTrue))
+	if !yaml || !s.kubectlYAML(l.Condition) {
+		s.conditions()
+	}
+	s.sleep(pace)
+
+	start = time.Now()
+	released := make(chan error, 1)
+	go func() { released <- release() }()
+	at = s.watch(l, false)
+	seen = s.see(start, l.Condition, corev1.ConditionFalse)
+	becameFalse = seen.Sub(at)
+	s.say("released at %s; %s is False at %s, %s later (it is held for %s)", at.Format(clock), l.Condition, seen.Format(clock), millis(becameFalse), transition)
+	must.OK(s, <-released)
+	return becameTrue, becameFalse
+}
+
+// calm waits until the condition is False and its limit not crossed, which is
+// how things are unless something else happens on the machine. It returns how
+// much is available.
+func (s *stage) calm(l *pressure.Load) int64 {
+	for deadline := time.Now().Add(flipTimeout); ; s.sleep(100 * time.Millisecond) {
+		available := must.Get(l.Available())(s)
+		if available > l.Limit && nodewatch.Has(l.Condition, corev1.ConditionFalse)(s.node()) {
+			return available
+		}
+		if time.Now().After(deadline) {
+			s.Fatalf("%s is %s before anything was done: something else presses on this machine", l.Signal, amount(l, available))
+		}
+	}
+}
+
+// watch returns when less is available than the limit, or no longer. It looks
+// every millisecond, so that what is measured is nodeprobe and not how long the
+// pressure takes to build up and to go.
+func (s *stage) watch(l *pressure.Load, less bool) time.Time {
+	for deadline := time.Now().Add(flipTimeout); time.Now().Before(deadline); s.sleep(time.Millisecond) {
+		if available := must.Get(l.Available())(s); (available < l.Limit) == less {
+			return time.Now()
+		}
+	}
+	s.Fatalf("%s did not cross %s within %s", l.Signal, amount(l, l.Limit), flipTimeout)
+	return time.Time{}
+}
+
+// see waits until the condition has the status, and returns when it was seen.
+func (s *stage) see(since time.Time, condition corev1.NodeConditionType, status corev1.ConditionStatus) time.Time {
+	ctx, cancel := context.WithTimeoutCause(s.Context(), flipTimeout, fmt.Errorf("%s did not become %s within %s", condition, status, flipTimeout))
+	defer cancel()
+	return must.Get(s.history.Wait(ctx, since, nodewatch.Has(condition, status)))(s).At
+}
+
+// kubectl returns what kubectl prints, or false where there is none.
+func (s *stage) kubectl(args ...string) (string, bool) {
+	cmd := exec.CommandContext(s.Context(), "kubectl", append([]string{"--kubeconfig", s.cp.AdminKubeconfig()}, args...)...)
+	text, err := cmd.Output()
+	return string(text), err == nil
+}
+
+// conditions shows all conditions of the Node in a line.
+func (s *stage) conditions() {
+	var parts []string
+	for _, c := range s.node().Status.Conditions {
+		parts = append(parts, fmt.Sprintf("%s=%s", c.Type, c.Status))
+	}
+	s.quote(strings.Join(parts, "  "))
+}
+
+// kubectlYAML shows one condition as the Node's YAML has it, if kubectl is there.
+func (s *stage) kubectlYAML(condition corev1.NodeConditionType) bool {
+	const item = "  - lastHeartbeatTime:"
+	text, _ := s.kubectl("get", "node", nodeName, "-o", "yaml")
+	for part := range strings.SplitSeq(text, item) {
+		if body, _, found := strings.Cut(part, "    type: "+string(condition)+"\n"); found {
+			s.quote("$ kubectl get node " + nodeName + " -o yaml\n  …\n" + item + body + "    type: " + string(condition) + "\n  …")
+			return true
+		}
+	}
+	return false
+}
+
+func (s *stage) node() *corev1.Node {
+	return must.Get(s.cp.Client().CoreV1().Nodes().Get(s.Context(), nodeName, metav1.GetOptions{}))(s)
 }

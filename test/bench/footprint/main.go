@@ -9,25 +9,40 @@ package main
 
 import (
 	"context"
-	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
-	"github.com/nodeprobe/nodeprobe/test/bench/command"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeprobe/nodeprobe/test/bench/program"
+	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/footprint"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
+	"github.com/nodeprobe/nodeprobe/test/harness/process"
 )
 
 func main() {
 	pressure.Main()
-	command.Main("footprint", run)
+	program.Main("footprint", run)
 }
+
+const (
+	observeName = "nodeprobe observe"
+	ownName     = "nodeprobe own"
+	// leaseDuration is the kubelet's default, and nodeprobe's.
+	leaseDuration = 40 * time.Second
+	readyTimeout  = 2 * time.Minute
+)
 
 var peer = build.Target{
 	Name:    "node_exporter",
@@ -36,85 +51,80 @@ var peer = build.Target{
 	Module:  "github.com/prometheus/node_exporter",
 }
 
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
-	flags := flag.NewFlagSet("footprint", flag.ContinueOnError)
-	flags.SetOutput(stderr)
-	binary := flags.String("nodeprobe", "", "measure this `file` instead of building it from the tree")
-	window := flags.Duration("window", time.Minute, "how long to measure")
-	warmup := flags.Duration("warmup", 10*time.Second, "how long to wait before")
-	containers := flags.Int("containers", 0, "compare with a machine of so many `containers` more")
-	rounds := flags.Int("rounds", 3, "how many windows with containers, and without")
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-
-	dir, err := os.MkdirTemp("", "nodeprobe-footprint-")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if *binary == "" {
-		if *binary, err = build.Product(ctx, dir, stderr); err != nil {
-			return err
-		}
-	}
-	peerBinary, err := build.Cached(ctx, peer, stderr)
-	if err != nil {
-		return err
-	}
-	cp, err := controlplane.Start(ctx, controlplane.Options{Log: stderr})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, cp.Stop()) }()
-
-	running, stop, err := startSubjects(ctx, dir, *binary, peerBinary, cp)
-	defer stop()
-	if err != nil {
-		return err
+func run(p *program.P) {
+	nodeprobe := p.Nodeprobe()
+	window := p.Flags.Duration("window", time.Minute, "how long to measure")
+	warmup := p.Flags.Duration("warmup", 10*time.Second, "how long to wait before")
+	containers := p.Flags.Int("containers", 0, "compare with a machine of so many `containers` more")
+	rounds := p.Flags.Int("rounds", 3, "how many windows with containers, and without")
+	p.Parse()
+	binary, peerBinary := nodeprobe(), must.Get(build.Cached(p.Context(), peer, p.Progress))(p)
+	cp := p.ControlPlane(controlplane.Options{Log: p.Progress})
+	subjects := start(p, cp, binary, peerBinary)
+	// Waits first, so that the start and the end of containers is in no window.
+	measure := func() map[string]footprint.Cost {
+		p.Sleep(*warmup)
+		return must.Get(footprint.Measure(p.Context(), *window, subjects))(p)
 	}
 	if *containers > 0 {
-		c := comparison{containers: *containers, rounds: *rounds, window: *window, warmup: *warmup}
-		return c.run(ctx, running, stdout, stderr)
+		// In turns, so that what else goes on here is in both.
+		var without, with []map[string]footprint.Cost
+		for round := range *rounds {
+			p.Logf("round %d of %d: %s without containers, %s with %d", round+1, *rounds, *window, *window, *containers)
+			without = append(without, measure())
+			load := must.Get(pressure.Containers(*containers))(p)
+			with = append(with, measure())
+			must.OK(p, load.Release())
+		}
+		printRatios(p.Out, subjects, *containers, without, with)
+		return
 	}
-	fmt.Fprintf(stderr, "measuring for %s after %s of warm-up\n", *window, *warmup)
-	select {
-	case <-time.After(*warmup):
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	costs, err := footprint.Measure(ctx, *window, running)
-	if err != nil {
-		return err
-	}
+	p.Logf("measuring for %s after %s of warm-up", *window, *warmup)
+	costs := measure()
 	// An idle process that does not do its job would look good.
-	if err := renewing(ctx, cp); err != nil {
-		return err
+	must.OK(p, renewing(p.Context(), cp))
+	printTable(p.Out, subjects, costs)
+	program.Print(p.Out, figures(costs, must.Get(os.Stat(binary))(p).Size(), must.Get(os.Stat(peerBinary))(p).Size()))
+}
+
+// start starts what is to be measured and waits until all of it answers scrapes.
+func start(p *program.P, cp *controlplane.ControlPlane, binary, peerBinary string) (subjects []footprint.Subject) {
+	for _, name := range []string{observeName, ownName} {
+		mode := strings.TrimPrefix(name, "nodeprobe ")
+		a := agent.StartForTest(p, agent.Spec{
+			Binary: binary, Dir: p.TempDir(), NodeName: mode, Kubeconfig: must.Get(cp.NodeKubeconfig(mode))(p),
+			Config: agent.Config{"apiVersion": "nodeprobe.dev/v1alpha1", "kind": "NodeProbeConfiguration", "mode": mode},
+		})
+		subjects = append(subjects, footprint.Subject{Name: name, PID: a.PID(), MetricsURL: a.URL("/metrics")})
 	}
-	size, err := fileSize(*binary)
+	address := fmt.Sprintf("127.0.0.1:%d", must.Get(process.FreePorts(1))(p)[0])
+	exporter := must.Get(process.Start(process.Spec{
+		Path: peerBinary, Args: []string{"--web.listen-address=" + address}, LogFile: filepath.Join(p.TempDir(), "log"),
+	}))(p)
+	p.Cleanup(func() { exporter.Stop(0) })
+	last := footprint.Subject{Name: peer.Name, PID: exporter.PID(), MetricsURL: "http://" + address + "/metrics"}
+	ctx, cancel := context.WithTimeout(p.Context(), readyTimeout)
+	defer cancel()
+	must.OK(p, exporter.WaitReady(ctx, func(ctx context.Context) error {
+		_, err := footprint.Scrape(ctx, last.MetricsURL)
+		return err
+	}))
+	return append(subjects, last)
+}
+
+// renewing fails unless the node's Lease has been renewed lately.
+func renewing(ctx context.Context, cp *controlplane.ControlPlane) error {
+	lease, err := cp.Client().CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, "own", metav1.GetOptions{})
 	if err != nil {
-		return err
+		return fmt.Errorf("check that %s works: %w", ownName, err)
 	}
-	peerSize, err := fileSize(peerBinary)
-	if err != nil {
-		return err
+	if renewed := lease.Spec.RenewTime; renewed == nil || time.Since(renewed.Time) > leaseDuration {
+		return fmt.Errorf("check that %s works: it renewed its Lease at %v", ownName, renewed)
 	}
-	printTable(stdout, running, costs)
-	printResults(stdout, results(costs, size, peerSize))
 	return nil
 }
 
-func fileSize(file string) (int64, error) {
-	info, err := os.Stat(file)
-	if err != nil {
-		return 0, fmt.Errorf("read size of program: %w", err)
-	}
-	return info.Size(), nil
-}
-
 func mib(bytes int64) float64 { return float64(bytes) / (1 << 20) }
-
-func millis(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 // printTable prints everything that was measured, for people.
 func printTable(w io.Writer, subjects []footprint.Subject, costs map[string]footprint.Cost) {
@@ -123,33 +133,44 @@ func printTable(w io.Writer, subjects []footprint.Subject, costs map[string]foot
 	for _, s := range subjects {
 		c := costs[s.Name]
 		fmt.Fprintf(table, "%s\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%d\t%.1f\n", s.Name, mib(c.RSS), mib(c.RSSMax),
-			mib(c.RSSAnon), mib(c.RSSFile), millis(c.CPU), c.Wakeups, c.Scrapes, float64(c.ScrapeBytes)/1024)
+			mib(c.RSSAnon), mib(c.RSSFile), program.Millis(c.CPU), c.Wakeups, c.Scrapes, float64(c.ScrapeBytes)/1024)
 	}
 	table.Flush()
 }
 
-// result is one figure that has a budget.
-type result struct {
-	name         string
-	value        float64
-	unit         string
-	budget, peer float64
-}
-
-func results(costs map[string]footprint.Cost, size, peerSize int64) []result {
+func figures(costs map[string]footprint.Cost, size, peerSize int64) (all []program.Figure) {
 	observe, own, other := costs[observeName], costs[ownName], costs[peer.Name]
-	return []result{
-		{"rss_observe", mib(observe.RSS), "MiB", 14, mib(other.RSS)},
-		{"rss_own", mib(own.RSS), "MiB", 20, mib(other.RSS)},
-		{"cpu_own", millis(own.CPU), "ms/min", 10, millis(other.CPU)},
-		{"wakeups_own", own.Wakeups, "/s", 3, other.Wakeups},
-		{"binary_size", float64(size) / 1e6, "MB", 36, float64(peerSize) / 1e6},
+	add := func(name string, value float64, unit string, budget, beside float64) {
+		all = append(all, program.Figure{Name: name, Value: value, Digits: 1, Unit: unit, Budget: budget, Peer: peer.Name, Beside: beside})
 	}
+	add("rss_observe", mib(observe.RSS), "MiB", 14, mib(other.RSS))
+	add("rss_own", mib(own.RSS), "MiB", 20, mib(other.RSS))
+	add("cpu_own", program.Millis(own.CPU), "ms/min", 10, program.Millis(other.CPU))
+	add("wakeups_own", own.Wakeups, "/s", 3, other.Wakeups)
+	add("binary_size", float64(size)/1e6, "MB", 36, float64(peerSize)/1e6)
+	return all
 }
 
-// printResults prints the lines that other programs read. Their form is fixed.
-func printResults(w io.Writer, results []result) {
-	for _, r := range results {
-		fmt.Fprintf(w, "RESULT %s=%.1f %s budget=%g peer=%s:%.1f\n", r.name, r.value, r.unit, r.budget, peer.Name, r.peer)
+// printRatios prints medians over the windows. The budget is nodeprobe's.
+func printRatios(w io.Writer, subjects []footprint.Subject, containers int, without, with []map[string]footprint.Cost) {
+	for _, s := range subjects {
+		median := func(windows []map[string]footprint.Cost, of func(footprint.Cost) float64) float64 {
+			values := make([]float64, len(windows))
+			for i, costs := range windows {
+				values[i] = of(costs[s.Name])
+			}
+			slices.Sort(values)
+			return values[len(values)/2]
+		}
+		cpu := func(c footprint.Cost) float64 { return program.Millis(c.CPU) }
+		rss := func(c footprint.Cost) float64 { return mib(c.RSS) }
+		cpu0, cpu1, rss0, rss1 := median(without, cpu), median(with, cpu), median(without, rss), median(with, rss)
+		fmt.Fprintf(w, "%s: CPU %.1f -> %.1f ms/min, RSS %.2f -> %.2f MiB\n", s.Name, cpu0, cpu1, rss0, rss1)
+		if short, ours := strings.CutPrefix(s.Name, "nodeprobe "); ours {
+			program.Print(w, []program.Figure{
+				{Name: fmt.Sprintf("cpu_%s_%d_containers", short, containers), Value: cpu1 / cpu0, Digits: 3, Unit: "x", Budget: 1.05},
+				{Name: fmt.Sprintf("rss_%s_%d_containers", short, containers), Value: rss1 / rss0, Digits: 3, Unit: "x", Budget: 1.05},
+			})
+		}
 	}
 }

@@ -9,65 +9,34 @@
 package main
 
 import (
-	"context"
-	"errors"
-	"flag"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
+	"strings"
 	"text/tabwriter"
 	"time"
 
-	"github.com/nodeprobe/nodeprobe/test/bench/command"
+	"github.com/nodeprobe/nodeprobe/test/bench/program"
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
-	"github.com/nodeprobe/nodeprobe/test/harness/build"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/footprint"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
-func main() {
-	command.Main("idle", run)
-}
+func main() { program.Main("idle", run) }
 
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
-	flags := flag.NewFlagSet("idle", flag.ContinueOnError)
-	flags.SetOutput(stderr)
-	binary := flags.String("nodeprobe", "", "measure this `file` instead of building it from the tree")
-	window := flags.Duration("window", 2*time.Minute, "how long to measure")
-	warmup := flags.Duration("warmup", 15*time.Second, "how long to wait before")
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-
-	dir, err := os.MkdirTemp("", "nodeprobe-idle-")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if *binary == "" {
-		if *binary, err = build.Product(ctx, dir, stderr); err != nil {
-			return err
-		}
-	}
-	cp, err := controlplane.Start(ctx, controlplane.Options{Log: stderr})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, cp.Stop()) }()
-
+func run(p *program.P) {
+	nodeprobe := p.Nodeprobe()
+	window := p.Flags.Duration("window", 2*time.Minute, "how long to measure")
+	warmup := p.Flags.Duration("warmup", 15*time.Second, "how long to wait before")
+	p.Parse()
+	binary := nodeprobe()
+	cp := p.ControlPlane(controlplane.Options{Log: p.Progress})
 	agents := map[string]*agent.Agent{}
-	defer func() {
-		for _, a := range agents {
-			a.Stop()
-		}
-	}()
 	var running []footprint.Subject
 	for _, s := range subjects() {
-		a, err := start(ctx, s, dir, *binary, cp)
-		if err != nil {
-			return err
-		}
+		a := agent.StartForTest(p, agent.Spec{
+			Binary: binary, Dir: p.TempDir(), NodeName: s.node(), Config: s.config, Kubeconfig: must.Get(cp.NodeKubeconfig(s.node()))(p),
+		})
 		agents[s.name] = a
 		watched := footprint.Subject{Name: s.name, PID: a.PID()}
 		if s.scraped {
@@ -75,69 +44,27 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 		}
 		running = append(running, watched)
 	}
-	fmt.Fprintf(stderr, "measuring for %s after %s of warm-up\n", *window, *warmup)
-	select {
-	case <-time.After(*warmup):
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	p.Logf("measuring for %s after %s of warm-up", *window, *warmup)
+	p.Sleep(*warmup)
 	// Around the window: what is not to be scraped is left alone within.
-	begin := time.Now()
-	before, err := metrics(ctx, agents)
-	if err != nil {
-		return err
+	metrics := func() map[string]map[string]float64 {
+		all := map[string]map[string]float64{}
+		for name, a := range agents {
+			all[name] = must.Get(a.Metrics(p.Context()))(p)
+		}
+		return all
 	}
-	select {
-	case <-time.After(time.Second):
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-	costs, err := footprint.Measure(ctx, *window, running)
-	if err != nil {
-		return err
-	}
-	after, err := metrics(ctx, agents)
-	if err != nil {
-		return err
-	}
-	took := time.Since(begin)
+	begin, before := time.Now(), metrics()
+	p.Sleep(time.Second)
+	costs := must.Get(footprint.Measure(p.Context(), *window, running))(p)
+	after, took := metrics(), time.Since(begin)
 	grown := map[string]map[string]float64{}
 	for name := range agents {
 		grown[name] = growth(before[name], after[name])
 	}
-	if err := working(costs, grown); err != nil {
-		return err
-	}
-	printTable(stdout, costs, grown)
-	printResults(stdout, results(costs, grown[observe], took))
-	return nil
-}
-
-// start runs a subject under its own Node, with its files in a directory of its
-// own.
-func start(ctx context.Context, s subject, dir, binary string, cp *controlplane.ControlPlane) (*agent.Agent, error) {
-	spec := agent.Spec{Binary: binary, Dir: filepath.Join(dir, s.node()), NodeName: s.node(), Config: s.config}
-	if err := os.Mkdir(spec.Dir, 0o700); err != nil {
-		return nil, err
-	}
-	var err error
-	if spec.Kubeconfig, err = cp.NodeKubeconfig(s.node()); err != nil {
-		return nil, err
-	}
-	return agent.Start(ctx, spec)
-}
-
-// metrics reads the metrics of all agents.
-func metrics(ctx context.Context, agents map[string]*agent.Agent) (map[string]map[string]float64, error) {
-	all := map[string]map[string]float64{}
-	for name, a := range agents {
-		read, err := a.Metrics(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
-		}
-		all[name] = read
-	}
-	return all, nil
+	must.OK(p, working(costs, grown))
+	printTable(p.Out, costs, grown)
+	program.Print(p.Out, figures(costs, grown[observe], took))
 }
 
 // printTable prints everything that was measured, for people.
@@ -147,7 +74,128 @@ func printTable(w io.Writer, costs map[string]footprint.Cost, grown map[string]m
 	for _, s := range subjects() {
 		c := costs[s.name]
 		ticks, others := samples(grown[s.name])
-		fmt.Fprintf(table, "%s\t%.2f\t%.1f\t%.0f\t%.0f\t%.0f\t%d\n", s.name, c.Wakeups, millis(c.CPU), ticks, others, grown[s.name][renewals], c.Scrapes)
+		fmt.Fprintf(table, "%s\t%.2f\t%.1f\t%.0f\t%.0f\t%.0f\t%d\n", s.name, c.Wakeups, program.Millis(c.CPU), ticks, others, grown[s.name][renewals], c.Scrapes)
 	}
 	table.Flush()
+}
+
+// The budgets.
+const (
+	wakeupBudget = 3.0  // per second
+	cpuBudget    = 10.0 // ms per minute
+)
+
+// figures are what is compared with the budgets. timer is by how much each metric of
+// the subject observe grew in took.
+func figures(costs map[string]footprint.Cost, timer map[string]float64, took time.Duration) (all []program.Figure) {
+	add := func(name string, value float64, unit string, budget float64) {
+		all = append(all, program.Figure{Name: "idle_" + name, Value: value, Digits: 2, Unit: unit, Budget: budget})
+	}
+	add("observe_wakeups", costs[observe].Wakeups, "/s", wakeupBudget)
+	add("own_wakeups", costs[own].Wakeups, "/s", wakeupBudget)
+	add("own_scraped_wakeups", costs[whole].Wakeups, "/s", wakeupBudget)
+	add("observe_cpu", program.Millis(costs[observeScraped].CPU), "ms/min", cpuBudget)
+	add("own_cpu", program.Millis(costs[whole].CPU), "ms/min", cpuBudget)
+	// A difference may come out below zero: it is as noisy as both its sides.
+	var previous footprint.Cost
+	for _, s := range subjects() {
+		if s.adds != "" {
+			c := costs[s.name]
+			add("own_wakeups_"+s.adds, c.Wakeups-previous.Wakeups, "/s", 0)
+			add("own_cpu_"+s.adds, program.Millis(c.CPU-previous.CPU), "ms/min", 0)
+			previous = c
+		}
+	}
+	// The timer in the kernel, by its own account; there is none without BPF.
+	if ticks, seconds := timer["nodeprobe_bpf_ticks_total"], timer["nodeprobe_bpf_tick_seconds_total"]; ticks > 0 {
+		add("timer_ticks", ticks/took.Seconds(), "/s", 0)
+		add("timer_tick", seconds/ticks*1e9, "ns", 0)
+		add("timer_share", seconds/took.Seconds()*1e6, "ppm", 0) // of one CPU
+	}
+	return all
+}
+
+// subject is nodeprobe with a configuration. Each has one more thing to do than
+// the one before.
+type subject struct {
+	name string
+	// adds is what it does in addition.
+	adds    string
+	config  agent.Config
+	scraped bool
+}
+
+// node is the name of the subject's Node.
+func (s subject) node() string { return strings.ReplaceAll(s.name, " ", "-") }
+
+// observe is nodeprobe with its defaults, and own in that mode; with the others
+// they are scraped.
+const (
+	observe        = "observe"
+	observeScraped = "observe scraped"
+	own            = "own"
+	whole          = "own scraped"
+)
+
+// never is longer than the measurement takes.
+const never = "1h"
+
+// subjects lists them. What is not set here has its default.
+func subjects() []subject {
+	base := agent.Config{"apiVersion": "nodeprobe.dev/v1alpha1", "kind": "NodeProbeConfiguration", "mode": "observe"}
+	writes := base.With(agent.Config{"mode": "own"})
+	rarely := agent.Config{"nodeStatusUpdateFrequency": never}
+	return []subject{
+		{name: "no samples", adds: "runtime", config: base.With(agent.Config{"sampleInterval": never})},
+		{name: observe, adds: "sample", config: base},
+		{name: "own without lease or status", adds: "watch", config: writes.With(rarely).With(agent.Config{"nodeLeaseDurationSeconds": 36000})},
+		{name: "own without status", adds: "lease", config: writes.With(rarely)},
+		{name: own, adds: "status", config: writes},
+		{name: whole, adds: "scrape", config: writes, scraped: true},
+		// Not in the row, but what most machines run.
+		{name: observeScraped, config: base, scraped: true},
+	}
+}
+
+// renewals counts renewed Leases.
+const renewals = `nodeprobe_heartbeat_renewals_total{result="success"}`
+
+// growth is by how much each metric has grown.
+func growth(before, after map[string]float64) map[string]float64 {
+	grown := make(map[string]float64, len(after))
+	for series, value := range after {
+		grown[series] = value - before[series]
+	}
+	return grown
+}
+
+// samples returns how many samples the interval asked for, and how many
+// something else did: a stall, a mount. On an idle machine nothing else does.
+func samples(grown map[string]float64) (ticks, others float64) {
+	for series, n := range grown {
+		switch {
+		case series == `nodeprobe_sampler_wakeups_total{cause="tick"}`:
+			ticks = n
+		case strings.HasPrefix(series, "nodeprobe_sampler_wakeups_total{"):
+			others += n
+		}
+	}
+	return ticks, others
+}
+
+// working fails unless each subject did what it is there for: one that does
+// nothing would look good.
+func working(costs map[string]footprint.Cost, grown map[string]map[string]float64) error {
+	for _, s := range subjects() {
+		ticks, others := samples(grown[s.name])
+		switch {
+		case s.config["sampleInterval"] == nil && ticks+others == 0:
+			return fmt.Errorf("%s has taken no sample", s.name)
+		case s.config["mode"] == "own" && s.config["nodeLeaseDurationSeconds"] == nil && grown[s.name][renewals] == 0:
+			return fmt.Errorf("%s has not renewed its Lease", s.name)
+		case s.scraped && costs[s.name].Scrapes == 0:
+			return fmt.Errorf("%s was not scraped", s.name)
+		}
+	}
+	return nil
 }

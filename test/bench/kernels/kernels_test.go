@@ -1,19 +1,11 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
-	"io"
-	"maps"
-	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
-
-	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 func TestChoose(t *testing.T) {
@@ -26,98 +18,6 @@ func TestChoose(t *testing.T) {
 	}
 	if _, err := choose([]string{"arm64-6"}); err == nil || !strings.Contains(err.Error(), "amd64-6.12") {
 		t.Errorf("an unknown one: %v", err)
-	}
-}
-
-// readCPIO is the other side of writeCPIO, as the kernel's documentation has it
-// (driver-api/early-userspace/buffer-format). Directories end in a slash.
-func readCPIO(t *testing.T, data []byte) map[string]string {
-	t.Helper()
-	found := make(map[string]string)
-	for at := 0; ; {
-		if string(data[at:at+6]) != "070701" {
-			t.Fatalf("no entry at %d: %q", at, data[at:at+6])
-		}
-		field := func(n int) int {
-			v := must.Get(strconv.ParseUint(string(data[at+6+8*n:at+14+8*n]), 16, 32))(t)
-			return int(v)
-		}
-		mode, size, nameSize := field(1), field(6), field(11)
-		name := string(data[at+110 : at+110+nameSize-1])
-		begin := (at + 110 + nameSize + 3) &^ 3
-		if name == "TRAILER!!!" {
-			return found
-		}
-		if mode&0o170000 == 0o040000 {
-			name += "/"
-		}
-		found[name] = string(data[begin : begin+size])
-		at = (begin + size + 3) &^ 3
-	}
-}
-
-func TestCPIO(t *testing.T) {
-	from := filepath.Join(t.TempDir(), "from")
-	must.OK(t, os.WriteFile(from, []byte("12345"), 0o600))
-	var b bytes.Buffer
-	files := []file{{name: "/init", from: from}, {name: "/a/b/c", data: []byte("x")}, {name: "/a/d"}}
-	must.OK(t, writeCPIO(&b, files, []string{"/proc", "/a"}))
-	want := map[string]string{"proc/": "", "a/": "", "a/b/": "", "init": "12345", "a/b/c": "x", "a/d": ""}
-	if got := readCPIO(t, b.Bytes()); !maps.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	if err := writeCPIO(io.Discard, []file{{name: "/x", from: from + "x"}}, nil); err == nil {
-		t.Error("a missing file is no error")
-	}
-}
-
-// elfWith returns the smallest object file with a section .modinfo.
-func elfWith(modinfo string) []byte {
-	var b bytes.Buffer
-	u16 := func(v ...byte) { b.Write(v) }
-	u64 := func(v int) { b.Write([]byte{byte(v), byte(v >> 8), 0, 0, 0, 0, 0, 0}) }
-	const names = "\x00.modinfo\x00.shstrtab\x00"
-	b.WriteString("\x7fELF\x02\x01\x01" + strings.Repeat("\x00", 9))
-	u16(1, 0, 62, 0, 1, 0, 0, 0)        // relocatable, x86-64, version
-	u64(0)                              // entry
-	u64(0)                              // program headers
-	u64(64 + len(names) + len(modinfo)) // section headers
-	u16(0, 0, 0, 0, 64, 0, 0, 0, 0, 0)  // flags, sizes
-	u16(64, 0, 3, 0, 2, 0)              // size and number of section headers, names
-	b.WriteString(names + modinfo)
-	section := func(name, kind byte, offset, size int) {
-		u16(name, 0, 0, 0, kind, 0, 0, 0)
-		for _, v := range []int{0, 0, offset, size, 0, 0, 0} {
-			u64(v)
-		}
-	}
-	section(0, 0, 0, 0)
-	section(1, 1, 64+len(names), len(modinfo))
-	section(10, 3, 64, len(names))
-	return b.Bytes()
-}
-
-func TestModulesInOrder(t *testing.T) {
-	tree, to := t.TempDir(), t.TempDir()
-	for name, depends := range map[string]string{
-		"net/virtio-net.ko": "virtio,built-in", "virtio.ko": "virtio_ring", "virtio_ring.ko": "", "other.ko": "",
-	} {
-		path := filepath.Join(tree, "kernel", name)
-		must.OK(t, os.MkdirAll(filepath.Dir(path), 0o755))
-		must.OK(t, os.WriteFile(path, elfWith("license=GPL\x00depends="+depends+"\x00name=x\x00"), 0o600))
-	}
-	must.OK(t, os.WriteFile(filepath.Join(tree, "modules.builtin"), []byte("kernel/built-in.ko\n"), 0o600))
-	must.OK(t, takeModules(t.Context(), tree, to, []string{"virtio_net", "built_in", "virtio"}))
-	entries := must.Get(os.ReadDir(to))(t)
-	var got []string
-	for _, e := range entries {
-		got = append(got, e.Name())
-	}
-	if want := []string{"01-virtio_ring.ko", "02-virtio.ko", "03-virtio_net.ko"}; !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
-	if err := takeModules(t.Context(), tree, to, []string{"nowhere"}); err == nil {
-		t.Error("a missing module is no error")
 	}
 }
 

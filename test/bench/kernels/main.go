@@ -14,17 +14,16 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/test/bench/program"
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 func main() {
@@ -40,12 +39,7 @@ func main() {
 		}
 		return
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop)
-	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
-		fmt.Fprintln(os.Stderr, "kernels:", err)
-		os.Exit(1)
-	}
+	program.Main("kernels", run)
 }
 
 // options are the flags.
@@ -55,60 +49,35 @@ type options struct {
 	types   string
 }
 
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
-	flags := flag.NewFlagSet("kernels", flag.ContinueOnError)
-	flags.SetOutput(stderr)
+func run(p *program.P) {
 	var opts options
-	flags.BoolVar(&opts.update, "update", false, "look for newer packages than those in the cache")
-	flags.BoolVar(&opts.verbose, "v", false, "print what the guests write to their console")
-	flags.StringVar(&opts.types, "types", "", "test nothing, but write each kernel's BTF, and this machine's, to `directory`")
-	if err := flags.Parse(args); err != nil {
-		return err
-	}
-	kernels, err := choose(flags.Args())
-	if err != nil {
-		return err
-	}
-	root, err := build.Root()
-	if err != nil {
-		return err
-	}
-	root = filepath.Dir(root)
-	cache, err := cacheDir()
-	if err != nil {
-		return err
-	}
-	scratch, err := os.MkdirTemp("", "nodeprobe-kernels-")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(scratch)) }()
-
+	p.Flags.BoolVar(&opts.update, "update", false, "look for newer packages than those in the cache")
+	p.Flags.BoolVar(&opts.verbose, "v", false, "print what the guests write to their console")
+	p.Flags.StringVar(&opts.types, "types", "", "test nothing, but write each kernel's BTF, and this machine's, to `directory`")
+	kernels := must.Get(choose(p.ParseNames()))(p)
+	root := filepath.Dir(must.Get(build.Root())(p))
+	cache, scratch := must.Get(cacheDir())(p), p.TempDir()
 	if opts.types != "" {
-		return collectTypes(ctx, kernels, cache, root, scratch, opts, stderr)
+		must.OK(p, collectTypes(p.Context(), kernels, cache, root, scratch, opts, p.Progress))
+		return
 	}
 	var summary strings.Builder
-	var failed []string
 	for _, k := range kernels {
 		start := time.Now()
-		r, err := testOn(ctx, k, cache, root, filepath.Join(scratch, k.String()), opts, stdout, stderr)
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
+		r, err := testOn(p.Context(), k, cache, root, filepath.Join(scratch, k.String()), opts, p.Out, p.Progress)
+		if p.Context().Err() != nil {
+			return
 		}
 		if err != nil {
 			r.fail("%v", err)
 		}
-		r.print(stdout)
+		r.print(p.Out)
 		if len(r.failures) > 0 {
-			failed = append(failed, k.String())
+			p.Errorf("failed on %s", k)
 		}
 		fmt.Fprintf(&summary, "%s, %s in all\n", r.line(), time.Since(start).Round(time.Second))
 	}
-	fmt.Fprintf(stdout, "\n%s", &summary)
-	if failed != nil {
-		return fmt.Errorf("failed on %s", strings.Join(failed, ", "))
-	}
-	return nil
+	fmt.Fprintf(p.Out, "\n%s", &summary)
 }
 
 // testOn runs everything on one kernel. Its report is never nil.

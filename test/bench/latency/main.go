@@ -11,148 +11,200 @@
 package main
 
 import (
-	"context"
 	"errors"
-	"flag"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strconv"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/nodeprobe/nodeprobe/test/bench/command"
-	"github.com/nodeprobe/nodeprobe/test/harness/build"
+	"github.com/nodeprobe/nodeprobe/test/bench/program"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
 
 func main() {
 	pressure.Main()
-	command.Main("latency", run)
+	program.Main("latency", run)
 }
 
-// options are flags, with environment variables for "make bench-latency" as
+// options are the flags, with environment variables for "make bench-latency" as
 // their defaults.
 type options struct {
 	crossings, peerCrossings int
-	peer                     string
-	only                     string
-	binary                   string
+	peer, only               string
 }
 
-func parse(args []string, getenv func(string) string, stderr io.Writer) (o options, err error) {
+func parse(p *program.P, getenv func(string) string) (o options) {
 	number := func(name string, otherwise int) int {
-		text := getenv(name)
-		if text == "" {
-			return otherwise
+		if text := getenv(name); text != "" {
+			return must.Get(strconv.Atoi(text))(p)
 		}
-		n, bad := strconv.Atoi(text)
-		if bad != nil {
-			err = errors.Join(err, fmt.Errorf("$%s: %w", name, bad))
-		}
-		return n
+		return otherwise
 	}
-	flags := flag.NewFlagSet("latency", flag.ContinueOnError)
-	flags.SetOutput(stderr)
-	flags.IntVar(&o.crossings, "crossings", number("CROSSINGS", 50), "how many to make of each signal's limit ($CROSSINGS)")
-	flags.StringVar(&o.peer, "peer", getenv("PEER"), "also compare with this `program`: kubelet ($PEER)")
-	flags.IntVar(&o.peerCrossings, "peer-crossings", number("PEER_CROSSINGS", 6), "how many to make of each limit for the peer ($PEER_CROSSINGS)")
-	flags.StringVar(&o.only, "only", "", "only this `load`: memory, pid or disk")
-	flags.StringVar(&o.binary, "nodeprobe", "", "measure this `file` instead of building it from the tree")
-	if bad := flags.Parse(args); bad != nil || err != nil {
-		return o, errors.Join(err, bad)
-	}
+	p.Flags.IntVar(&o.crossings, "crossings", number("CROSSINGS", 50), "how many to make of each signal's limit ($CROSSINGS)")
+	p.Flags.StringVar(&o.peer, "peer", getenv("PEER"), "also compare with this `program`: kubelet ($PEER)")
+	p.Flags.IntVar(&o.peerCrossings, "peer-crossings", number("PEER_CROSSINGS", 6), "how many to make of each limit for the peer ($PEER_CROSSINGS)")
+	p.Flags.StringVar(&o.only, "only", "", "only this `load`: memory, pid or disk")
+	p.Parse()
 	switch {
 	case o.crossings < 1 || o.peerCrossings < 1:
-		return o, errors.New("less than one crossing")
+		p.Fatal("less than one crossing")
 	case !slices.Contains([]string{"", "memory", "pid", "disk"}, o.only):
-		return o, fmt.Errorf("load %q is not known", o.only)
-	case o.peer != "" && o.peer != "kubelet":
-		return o, fmt.Errorf("peer %q is not known", o.peer)
+		p.Fatalf("load %q is not known", o.only)
+	case o.peer != "" && o.peer != kubeletName:
+		p.Fatalf("peer %q is not known", o.peer)
 	}
-	return o, nil
+	return o
 }
 
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
-	o, err := parse(args, os.Getenv, stderr)
-	if err != nil {
-		return err
-	}
-	if os.Geteuid() != 0 {
-		return errors.New("needs root: it fills a filesystem that it mounts, and nodeprobe its BPF programs")
-	}
-	dir, err := os.MkdirTemp("", "nodeprobe-latency-")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	if o.binary == "" {
-		if o.binary, err = build.Product(ctx, dir, stderr); err != nil {
-			return err
-		}
-	}
-	cp, err := controlplane.Start(ctx, controlplane.Options{Log: stderr})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, cp.Stop()) }()
-	fs, err := pressure.Disk(filesystemSize)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, fs.Close()) }()
-	loads, err := newLoads(fs, fleet)
-	defer func() {
-		for _, l := range loads {
-			err = errors.Join(err, l.ramp.Close())
-		}
-	}()
-	if err != nil {
-		return err
-	}
-	wanted := slices.DeleteFunc(slices.Clone(loads), func(l *load) bool { return o.only != "" && l.name != o.only })
-
-	config := cp.Config()
+func run(p *program.P) {
+	nodeprobe := p.Nodeprobe()
+	o := parse(p, os.Getenv)
+	p.NeedsRoot("it fills a filesystem that it mounts, and nodeprobe its BPF programs")
+	s := &stage{P: p, dir: p.TempDir(), binary: nodeprobe()}
+	s.cp = p.ControlPlane(controlplane.Options{Log: p.Progress})
+	config := s.cp.Config()
 	config.ContentType = runtime.ContentTypeProtobuf // decoding JSON takes its time
-	watcher, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return fmt.Errorf("make client: %w", err)
-	}
-	s := &stage{cp: cp, watcher: watcher, binary: o.binary, dir: dir, rootfs: fs.Dir}
-	var all []*series
-	for _, l := range wanted {
+	s.watcher = must.Get(kubernetes.NewForConfig(config))(p)
+	fs := must.Get(pressure.Disk(filesystemSize))(p)
+	p.Cleanup(func() { must.Note(p, fs.Close()) })
+	s.rootfs = fs.Dir
+	loads := slices.DeleteFunc(newLoads(p, fs, fleet), func(l *load) bool { return o.only != "" && l.name != o.only })
+
+	var figures []program.Figure
+	timed := func(what string, do func() []program.Figure) {
 		begin := time.Now()
-		result, err := s.run(ctx, l, o.crossings)
-		if err != nil {
-			return fmt.Errorf("%s: %w", l.signal, err)
-		}
-		fmt.Fprintf(stderr, "%s took %s\n", l.signal, time.Since(begin).Round(time.Second))
-		if err := result.print(stdout); err != nil {
-			return err
-		}
-		all = append(all, result)
+		figures = append(figures, do()...)
+		p.Logf("%s took %s", what, time.Since(begin).Round(time.Second))
 	}
-	var beside []*comparison
+	for _, l := range loads {
+		timed(l.signal, func() []program.Figure {
+			result := s.series(l, o.crossings)
+			result.print(p.Out)
+			return result.figures()
+		})
+	}
 	if o.peer != "" {
-		begin := time.Now()
-		if beside, err = s.compare(ctx, wanted, o.peerCrossings, stderr); err != nil {
-			return fmt.Errorf("beside %s: %w", o.peer, err)
+		timed(o.peer, func() []program.Figure { return s.compare(loads, o.peerCrossings) })
+	}
+	fmt.Fprintln(p.Out)
+	program.Print(p.Out, figures)
+}
+
+// load is one signal, and how to press on it: quantities are bytes or tasks.
+type load struct {
+	name      string // in the figures' names
+	condition corev1.NodeConditionType
+	signal    string
+	text      func(int64) string // a quantity as a threshold has it
+
+	// highest is the highest limit, below what is available at present by more
+	// than the kernel waits for before it reports that a figure is back.
+	highest int64
+	// spacing is the distance between two limits, beginning how far above one
+	// the clocked steps begin, step their size, and beyond how far the pressure
+	// goes on after a crossing, as a real one would: the kernel's counters, from
+	// which BPF, /proc and statfs take their figures, lag by some hundred pages.
+	spacing, beginning, step, beyond int64
+	// hold is what keeps a limit crossed while others use and give back as well.
+	hold int64
+
+	ramp pressure.Ramp
+}
+
+const mi = 1 << 20
+
+func mebibytes(n int64) string { return fmt.Sprintf("%dMi", n/mi) }
+
+// limit returns the i-th limit, counted from the highest.
+func (l *load) limit(i int) int64 { return l.highest - int64(i)*l.spacing }
+
+// filesystemSize leaves room above the highest limit and below the lowest.
+const filesystemSize = 64 // MiB
+
+// newLoads decides on all limits; most is how many each load has.
+func newLoads(p *program.P, fs *pressure.Filesystem, most int) []*load {
+	opened := func(r pressure.Ramp, err error) pressure.Ramp {
+		must.OK(p, err)
+		p.Cleanup(func() { must.Note(p, r.Close()) })
+		return r
+	}
+	memory := &load{
+		name: "memory", condition: corev1.NodeMemoryPressure, signal: "memory.available", text: mebibytes,
+		spacing: 32 * mi, beginning: 24 * mi, step: 16 << 10, beyond: 2 * mi, hold: 256 * mi,
+	}
+	present := must.Get(pressure.AvailableMemory())(p)
+	// The more, the less does it matter what else happens on the machine.
+	margin := min(present/8, 2<<30)
+	memory.highest = (present - margin) / mi * mi
+	// What others give back in the meantime has to be held as well.
+	memory.ramp = opened(pressure.MemoryRamp(2*margin + int64(most)*memory.spacing + memory.hold))
+	tasks := &load{
+		name: "pid", condition: corev1.NodePIDPressure, signal: "pid.available", text: func(n int64) string { return fmt.Sprint(n) },
+		spacing: 60, beginning: 30, step: 1, beyond: 16, hold: 500, ramp: opened(pressure.TaskRamp()),
+	}
+	tasks.highest = must.Get(tasks.ramp.Available())(p) - 1500
+	return []*load{memory, tasks, {
+		name: "disk", condition: corev1.NodeDiskPressure, signal: "nodefs.available", text: mebibytes,
+		spacing: 2 * mi, beginning: mi, step: 16 << 10, beyond: mi * 3 / 4, hold: mi,
+		highest: 40 * mi, ramp: opened(pressure.DiskRamp(fs)),
+	}}
+}
+
+// crossing is when a limit was crossed: not before Above, when the kernel was
+// asked for the last time and there still was enough, and not after Below, when
+// there was not.
+type crossing struct{ Above, Below time.Time }
+
+// errForeign says that somebody else on this machine crossed the limit, at a
+// time that nobody noted.
+var errForeign = errors.New("crossed by somebody else")
+
+// mostSteps bounds a crossing that does not come about.
+const mostSteps = 10_000
+
+// cross takes steps until less is available than the limit.
+func cross(r pressure.Ramp, limit, step int64) (c crossing, err error) {
+	for range mostSteps {
+		asked := time.Now()
+		available, err := r.Available()
+		switch {
+		case err != nil:
+			return c, err
+		case available < limit && c.Above.IsZero():
+			return c, errForeign
+		case available < limit:
+			c.Below = time.Now()
+			return c, nil
 		}
-		fmt.Fprintf(stderr, "%s took %s\n", o.peer, time.Since(begin).Round(time.Second))
-		if err := printComparisons(stdout, beside); err != nil {
-			return err
+		c.Above = asked
+		if err := r.Take(step); err != nil {
+			return c, err
 		}
 	}
-	fmt.Fprintln(stdout)
-	for _, result := range all {
-		result.printResults(stdout)
+	return c, fmt.Errorf("the limit %d is not crossed after %d steps of %d", limit, mostSteps, step)
+}
+
+// approach has r hold so much that what is available lies in the middle of the
+// band between low and high, or near it, and says whether it does. Others use
+// and give back memory and tasks at the same time, so this may take a few calls.
+func approach(r pressure.Ramp, low, high, stride int64) (there bool, err error) {
+	available, err := r.Available()
+	if err != nil {
+		return false, err
 	}
-	for _, result := range beside {
-		result.printResults(stdout)
+	middle := low + (high-low)/2
+	switch {
+	case available > high:
+		return false, r.Take(min(available-middle, stride))
+	case available < low:
+		return false, r.Give(middle - available)
 	}
-	return nil
+	return true, nil
 }

@@ -1,15 +1,18 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"io"
 	"math"
 	"math/rand/v2"
+	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"github.com/nodeprobe/nodeprobe/test/bench/program"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 const (
@@ -32,110 +35,65 @@ type series struct {
 	idle    float64 // share of the CPUs' time
 }
 
-// run makes the crossings.
-func (s *stage) run(ctx context.Context, l *load, crossings int) (_ *series, err error) {
+// series makes the crossings.
+func (s *stage) series(l *load, crossings int) *series {
 	result := &series{load: l}
 	var nodes []*node
 	defer func() {
 		for _, n := range nodes {
 			n.agent.Stop()
 		}
-		err = errors.Join(err, l.ramp.Give(math.MaxInt64))
+		must.Note(s, l.ramp.Give(math.MaxInt64))
 	}()
 	for i := range min(fleet, crossings) {
-		n, err := s.start(ctx, fmt.Sprintf("%s-%d", l.name, i), l, l.limit(i))
-		if err != nil {
-			return nil, err
+		nodes = append(nodes, s.start(fmt.Sprintf("%s-%d", l.name, i), l, l.limit(i)))
+	}
+	calm := func() {
+		for _, n := range nodes {
+			n.calm(l.condition)
 		}
-		nodes = append(nodes, n)
 	}
-	if err := calm(ctx, l, nodes); err != nil {
-		return nil, err
+	// held is how many patches of the nodes have had to wait for others.
+	held := func() (total int) {
+		for _, n := range nodes {
+			total += int(must.Get(n.agent.Metric(s.Context(), "nodeprobe_status_held_patches_total"))(s))
+		}
+		return total
 	}
-	if err := nodes[0].wait(ctx, settle); err != nil {
-		return nil, err
-	}
-	before, err := held(ctx, nodes)
-	if err != nil {
-		return nil, err
-	}
-	began, err := readCPUTime()
-	if err != nil {
-		return nil, err
-	}
+	calm()
+	nodes[0].sleep(settle)
+	before, began := held(), must.Get(readCPUTime())(s)
 	if s.floor == nil {
-		if s.floor, err = newFloor(ctx, s, nodes[0].history.Last()); err != nil {
-			return nil, err
-		}
+		s.floor = newFloor(s, nodes[0].history.Last())
 	}
 	for len(result.traces) < crossings {
-		if err := s.round(ctx, result, nodes, crossings); err != nil {
-			return nil, err
-		}
-		if err := calm(ctx, l, nodes); err != nil {
-			return nil, err
-		}
+		result.round(nodes, crossings)
+		calm()
 		if result.foreign > crossings+fleet*2 {
-			return nil, fmt.Errorf("somebody else crossed %d limits of %s: this machine is too busy", result.foreign, l.signal)
+			s.Fatalf("somebody else crossed %d limits of %s: this machine is too busy", result.foreign, l.signal)
 		}
 	}
-	ended, err := readCPUTime()
-	if err != nil {
-		return nil, err
-	}
-	result.idle = ended.idleSince(began)
-	after, err := held(ctx, nodes)
-	result.held = after - before
-	return result, err
+	result.idle = must.Get(readCPUTime())(s).idleSince(began)
+	result.held = held() - before
+	return result
 }
 
 // round crosses the limit of each node in turn, and then lets go of everything.
-func (s *stage) round(ctx context.Context, result *series, nodes []*node, crossings int) error {
-	l := result.load
+func (s *series) round(nodes []*node, crossings int) {
 	for i, n := range nodes {
-		if len(result.traces) == crossings {
+		if len(s.traces) == crossings {
 			break
 		}
-		t, err := s.cross(ctx, n, l, l.limit(i))
-		switch {
-		case errors.Is(err, errForeign):
-			result.foreign++
-		case err != nil:
-			return err
-		default:
-			result.traces = append(result.traces, t)
-			if err := n.wait(ctx, poise+rand.N(poise)); err != nil {
-				return err
-			}
-			floor, err := s.floor.measure(ctx, l.condition)
-			if err != nil {
-				return err
-			}
-			result.floor = append(result.floor, floor)
+		t := n.cross(s.load, s.load.limit(i))
+		if t == nil {
+			s.foreign++
+			continue
 		}
+		s.traces = append(s.traces, t)
+		n.sleep(poise + rand.N(poise))
+		s.floor = append(s.floor, n.floor.measure(s.load.condition))
 	}
-	return l.ramp.Give(math.MaxInt64)
-}
-
-func calm(ctx context.Context, l *load, nodes []*node) error {
-	for _, n := range nodes {
-		if err := n.calm(ctx, l.condition); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// held is how many patches of the nodes have had to wait for others.
-func held(ctx context.Context, nodes []*node) (total int, err error) {
-	for _, n := range nodes {
-		held, err := n.agent.Metric(ctx, "nodeprobe_status_held_patches_total")
-		if err != nil {
-			return 0, err
-		}
-		total += int(held)
-	}
-	return total, nil
+	must.OK(nodes[0], s.load.ramp.Give(math.MaxInt64))
 }
 
 // durations returns what a function says of each trace.
@@ -148,7 +106,7 @@ func (s *series) durations(of func(*trace) time.Duration) []time.Duration {
 }
 
 // print prints everything for people.
-func (s *series) print(w io.Writer) error {
+func (s *series) print(w io.Writer) {
 	var by [notices]int
 	var wavered int
 	for _, t := range s.traces {
@@ -183,23 +141,99 @@ func (s *series) print(w io.Writer) error {
 		printRow(table, stage.name, sum)
 	}
 	printRow(table, "floor: bare patch to Node seen", summarize(s.floor))
-	return table.Flush()
+	table.Flush()
 }
 
 func printRow(w io.Writer, name string, s summary) {
-	fmt.Fprintf(w, "%s\t%.3f\t%.3f\t%.3f\n", name, millis(s.p50), millis(s.p99), millis(s.max))
+	fmt.Fprintf(w, "%s\t%.3f\t%.3f\t%.3f\n", name, program.Millis(s.p50), program.Millis(s.p99), program.Millis(s.max))
 }
 
-// printResults prints what other programs read.
-func (s *series) printResults(w io.Writer) {
+// figures are what is compared with the budgets.
+func (s *series) figures() []program.Figure {
 	name := "latency_" + s.load.name
-	printSummary(w, name+"_go", summarize(s.durations((*trace).toGo)), goBudget, nil)
-	printSummary(w, name+"_node", summarize(s.durations((*trace).toNode)), nodeBudget, s.floor)
-	var missed int
+	missed := 0
 	for _, t := range s.traces {
 		if t.notice().missed() {
 			missed++
 		}
 	}
-	fmt.Fprintf(w, "RESULT %s_missed_by_kernel=%d of_%d budget=0\n", name, missed, len(s.traces))
+	all := append(figures(name+"_go", summarize(s.durations((*trace).toGo)), goBudget, nil),
+		figures(name+"_node", summarize(s.durations((*trace).toNode)), nodeBudget, s.floor)...)
+	return append(all, program.Figure{Name: name + "_missed_by_kernel", Value: float64(missed), Unit: fmt.Sprintf("of_%d budget=0", len(s.traces))})
+}
+
+// percentile is the least of the values that p percent of them do not exceed,
+// with no value made up between two: of 50, the 99th is the greatest. The values
+// are sorted; without any it is 0.
+func percentile(sorted []time.Duration, p float64) time.Duration {
+	if len(sorted) == 0 {
+		return 0
+	}
+	rank := int(math.Ceil(p / 100 * float64(len(sorted))))
+	return sorted[max(rank, 1)-1]
+}
+
+// summary is what is said about a number of durations.
+type summary struct{ p50, p99, max time.Duration }
+
+func summarize(durations []time.Duration) summary {
+	sorted := slices.Sorted(slices.Values(durations))
+	return summary{percentile(sorted, 50), percentile(sorted, 99), percentile(sorted, 100)}
+}
+
+// budget is what design and documentation promise; both in milliseconds.
+type budget struct{ p50, p99 float64 }
+
+var (
+	goBudget   = budget{0.5, 5}
+	nodeBudget = budget{5, 25}
+)
+
+// figures are those of a summary, with the floor's beside if there are any.
+func figures(name string, s summary, b budget, floor []time.Duration) []program.Figure {
+	f := summarize(floor)
+	all := []program.Figure{
+		{Name: name + "_p50", Value: program.Millis(s.p50), Budget: b.p50, Beside: program.Millis(f.p50)},
+		{Name: name + "_p99", Value: program.Millis(s.p99), Budget: b.p99, Beside: program.Millis(f.p99)},
+		{Name: name + "_max", Value: program.Millis(s.max), Beside: program.Millis(f.max)},
+	}
+	for i := range all {
+		if all[i].Digits, all[i].Unit = 3, "ms"; len(floor) > 0 {
+			all[i].Peer = "floor"
+		}
+	}
+	return all
+}
+
+// cpuTime is how the machine has spent its CPUs' time since it was booted.
+type cpuTime struct{ all, idle int64 }
+
+func readCPUTime() (cpuTime, error) {
+	data, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return cpuTime{}, fmt.Errorf("read CPU time: %w", err)
+	}
+	return parseCPUTime(string(data))
+}
+
+// parseCPUTime reads the first line of /proc/stat:
+//
+//	cpu  user nice system idle iowait irq softirq steal guest guest_nice
+func parseCPUTime(stat string) (t cpuTime, err error) {
+	line, _, _ := strings.Cut(stat, "\n")
+	var f [8]int64
+	if _, err := fmt.Sscanf(line, "cpu %d %d %d %d %d %d %d %d", &f[0], &f[1], &f[2], &f[3], &f[4], &f[5], &f[6], &f[7]); err != nil {
+		return t, fmt.Errorf("read CPU time: %w", err)
+	}
+	for _, n := range f {
+		t.all += n
+	}
+	t.idle = f[3] + f[4]
+	return t, nil
+}
+
+// idleSince is the share of the time since then in which the CPUs had nothing to
+// do. A figure that was measured beside others' work says little.
+func (t cpuTime) idleSince(then cpuTime) float64 {
+	return float64(t.idle-then.idle) / float64(max(t.all-then.all, 1))
 }

@@ -1,17 +1,22 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/nodeprobe/nodeprobe/status"
+	"github.com/nodeprobe/nodeprobe/test/bench/program"
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 )
 
@@ -23,18 +28,15 @@ const (
 	calmTimeout = 3 * time.Minute
 	// transition is how long a condition outlasts its cause.
 	transition = time.Second
+	// poise is the pause between the approach and the clocked steps: a process
+	// that has just been busy is faster than one that has slept. A part of it is
+	// random, so that nothing falls into step with anything.
+	poise = 300 * time.Millisecond
 )
-
-// node is a nodeprobe, or a kubelet, with its Node.
-type node struct {
-	name    string
-	history *nodewatch.History
-	agent   *agent.Agent // nil for a kubelet
-	exited  <-chan struct{}
-}
 
 // stage is where crossings are made.
 type stage struct {
+	*program.P
 	cp      *controlplane.ControlPlane
 	watcher kubernetes.Interface // sees the Nodes
 	binary  string
@@ -43,19 +45,24 @@ type stage struct {
 	floor   *floor // nil before the first crossing
 }
 
-// start runs a nodeprobe with one limit, and returns when its Node says that all
-// is well.
-func (s *stage) start(ctx context.Context, name string, l *load, limit int64) (*node, error) {
-	kubeconfig, err := s.cp.NodeKubeconfig(name)
-	if err != nil {
-		return nil, err
-	}
-	n := &node{name: name}
-	if n.history, err = nodewatch.Follow(ctx, s.watcher, name); err != nil {
-		return nil, err
-	}
-	n.agent, err = agent.Start(ctx, agent.Spec{
-		Binary: s.binary, Dir: s.dir, NodeName: name, Kubeconfig: kubeconfig,
+// node is a nodeprobe, or a kubelet, with its Node.
+type node struct {
+	*stage
+	name    string
+	history *nodewatch.History
+	agent   *agent.Agent // nil for a kubelet
+	exited  <-chan struct{}
+}
+
+func (s *stage) follow(name string) *node {
+	return &node{stage: s, name: name, history: must.Get(nodewatch.Follow(s.Context(), s.watcher, name))(s)}
+}
+
+// start runs a nodeprobe with one limit.
+func (s *stage) start(name string, l *load, limit int64) *node {
+	n := s.follow(name)
+	n.agent = agent.StartForTest(s, agent.Spec{
+		Binary: s.binary, Dir: s.dir, NodeName: name, Kubeconfig: must.Get(s.cp.NodeKubeconfig(name))(s),
 		// But for the limit and the transition period, all of it is the default.
 		Config: agent.Own().With(agent.Config{
 			"bpf": "auto", "rootDirectory": s.rootfs,
@@ -65,166 +72,146 @@ func (s *stage) start(ctx context.Context, name string, l *load, limit int64) (*
 			"logLevel":                         "debug",
 		}),
 	})
-	if err != nil {
-		return nil, err
-	}
 	n.exited = n.agent.Exited()
-	return n, nil
+	return n
 }
 
+func (n *node) sleep(d time.Duration) { n.SleepBeside(n.exited, d) }
+
+func (n *node) log() []agent.Record { return must.Get(n.agent.Log())(n) }
+
 // calm waits until the condition is False, be it because of us or of others.
-func (n *node) calm(ctx context.Context, condition corev1.NodeConditionType) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, calmTimeout,
-		fmt.Errorf("%s of node %s is not False after %s: something else presses on this machine", condition, n.name, calmTimeout))
-	defer cancel()
-	for n.status(condition) != corev1.ConditionFalse {
-		if err := n.wait(ctx, 50*time.Millisecond); err != nil {
-			return err
+func (n *node) calm(condition corev1.NodeConditionType) {
+	for deadline := time.Now().Add(calmTimeout); n.status(condition) != corev1.ConditionFalse; n.sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			n.Fatalf("%s of node %s is not False after %s: something else presses on this machine", condition, n.name, calmTimeout)
 		}
 	}
-	return nil
 }
 
 // status is what the condition was last.
 func (n *node) status(condition corev1.NodeConditionType) corev1.ConditionStatus {
-	node := n.history.Last()
-	if node == nil {
-		return ""
-	}
-	return nodewatch.Condition(node, condition).Status
-}
-
-// wait is a pause that ^C ends, and so does the end of the process.
-func (n *node) wait(ctx context.Context, d time.Duration) error {
-	select {
-	case <-time.After(d):
-		return nil
-	case <-n.exited:
-		return fmt.Errorf("%s has ended", n.name)
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
+	return nodewatch.Condition(cmp.Or(n.history.Last(), &corev1.Node{}), condition).Status
 }
 
 // approach brings what is available to where the clocked steps begin, and lets
 // everything come to rest.
-func (n *node) approach(ctx context.Context, l *load, limit int64) error {
+func (n *node) approach(l *load, limit int64) {
 	deadline := time.Now().Add(calmTimeout)
 	low, high := limit+l.beginning/2, limit+l.beginning*3/2
 	for at := 0; at < 2; { // once more after the pause
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%s does not stay near %s: something else presses on this machine", l.signal, l.text(limit))
+			n.Fatalf("%s does not stay near %s: something else presses on this machine", l.signal, l.text(limit))
 		}
-		there, err := approach(l.ramp, low, high, l.spacing)
-		if err != nil {
-			return err
-		}
+		there := must.Get(approach(l.ramp, low, high, l.spacing))(n)
 		pause := time.Millisecond
 		if at++; !there {
 			at = 0
 		} else if at == 1 {
 			pause = poise + rand.N(poise)
 		}
-		if err := n.wait(ctx, pause); err != nil {
-			return err
-		}
+		n.sleep(pause)
 	}
-	return nil
 }
 
-// cross makes one crossing, and returns how it made its way. The error is
-// errForeign if somebody else was faster.
-func (s *stage) cross(ctx context.Context, n *node, l *load, limit int64) (*trace, error) {
-	if err := n.rest(ctx); err != nil {
-		return nil, err
+// cross makes one crossing, and returns how it made its way; nil if somebody else
+// was faster.
+func (n *node) cross(l *load, limit int64) *trace {
+	// nodeprobe must have two changes to post at once: that the limit is crossed,
+	// and that it no longer is.
+	for posts(n.log(), time.Now()) < 2 {
+		n.sleep(200 * time.Millisecond)
 	}
 	begin := time.Now()
-	if err := n.approach(ctx, l, limit); err != nil {
-		return nil, err
-	}
-	if foreign, err := n.disturbed(l, begin); err != nil || foreign {
-		return nil, errors.Join(err, errForeign)
+	n.approach(l, limit)
+	if n.disturbed(l, begin) {
+		return nil
 	}
 	t := &trace{}
 	begin, err := time.Now(), error(nil)
-	if t.crossed, err = cross(l.ramp, limit, l.step); err != nil {
-		return nil, err
+	if t.crossed, err = cross(l.ramp, limit, l.step); errors.Is(err, errForeign) {
+		return nil
 	}
-	if err := l.ramp.Take(l.beyond); err != nil {
-		return nil, err
-	}
-	if err := n.press(ctx, l, limit, begin, t); err != nil {
-		return nil, err
-	}
-	// nodeprobe writes a line of its log after the fact.
-	if err := n.wait(ctx, 50*time.Millisecond); err != nil {
-		return nil, err
-	}
-	log, err := n.agent.Log()
-	if err != nil {
-		return nil, err
-	}
-	return t, t.follow(log, string(l.condition), begin)
+	must.OK(n, errors.Join(err, l.ramp.Take(l.beyond)))
+	n.press(l, limit, begin, t)
+	n.sleep(50 * time.Millisecond) // nodeprobe writes a line of its log after the fact
+	must.OK(n, t.follow(n.log(), string(l.condition), begin))
+	return t
 }
 
-// rest waits until nodeprobe may post two changes at once: that the limit is
-// crossed, and that it no longer is.
-func (n *node) rest(ctx context.Context) error {
-	for {
-		log, err := n.agent.Log()
-		if err != nil {
-			return err
-		}
-		if posts(log, time.Now()) >= 2 {
-			return nil
-		}
-		if err := n.wait(ctx, 200*time.Millisecond); err != nil {
-			return err
-		}
+// seen returns when the condition was seen to become True since then, zero if it was
+// not within a time.
+func (n *node) seen(since time.Time, condition corev1.NodeConditionType, within time.Duration) time.Time {
+	ctx, cancel := context.WithTimeout(n.Context(), within)
+	defer cancel()
+	seen, err := n.history.Wait(ctx, since, nodewatch.Has(condition, corev1.ConditionTrue))
+	if err != nil && (n.Context().Err() != nil || !errors.Is(err, context.DeadlineExceeded)) {
+		n.Fatal(err)
 	}
+	return seen.At
 }
 
 // press keeps up the pressure, whatever others give back, until the Node tells
 // of it or the time is over.
-func (n *node) press(ctx context.Context, l *load, limit int64, since time.Time, t *trace) error {
-	for deadline := time.Now().Add(noticeTimeout); t.seen.IsZero() && time.Now().Before(deadline); {
-		wait, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
-		seen, err := n.history.Wait(wait, since, nodewatch.Has(l.condition, corev1.ConditionTrue))
-		cancel()
-		t.seen = seen.At
-		switch {
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case err == nil:
-			return nil
-		case !errors.Is(err, context.DeadlineExceeded):
-			return err
+func (n *node) press(l *load, limit int64, since time.Time, t *trace) {
+	for deadline := time.Now().Add(noticeTimeout); time.Now().Before(deadline); {
+		if t.seen = n.seen(since, l.condition, 20*time.Millisecond); !t.seen.IsZero() {
+			return
 		}
-		available, err := l.ramp.Available()
-		if err != nil {
-			return err
-		}
-		if available >= limit {
+		if available := must.Get(l.ramp.Available())(n); available >= limit {
 			t.wavered++
-			if err := l.ramp.Take(available - limit + l.beyond); err != nil {
-				return err
-			}
+			must.OK(n, l.ramp.Take(available-limit+l.beyond))
 		}
 	}
-	return nil
 }
 
-// disturbed says whether somebody else has crossed the limit since the given
+// disturbed reports whether somebody else has crossed the limit since the given
 // time, or did so before and nodeprobe has not got over it.
-func (n *node) disturbed(l *load, since time.Time) (bool, error) {
-	log, err := n.agent.Log()
-	if err != nil {
-		return false, err
-	}
+func (n *node) disturbed(l *load, since time.Time) bool {
 	var t trace
-	if err := t.follow(log, string(l.condition), since); err != nil {
-		return false, err
+	log := n.log()
+	must.OK(n, t.follow(log, string(l.condition), since))
+	return !t.event.IsZero() || must.Get(lastStatus(log, string(l.condition)))(n) == "True" || n.status(l.condition) != corev1.ConditionFalse
+}
+
+// floor is what no agent can be faster than: it has the patch ready, and the
+// time runs from when it is sent until a watch shows the Node that it makes. It
+// is taken right after each crossing, from as much rest.
+type floor struct {
+	*node
+	client kubernetes.Interface
+	now    *corev1.Node
+}
+
+// newFloor makes a Node that is like another.
+func newFloor(s *stage, like *corev1.Node) *floor {
+	f := &floor{node: s.follow("floor")}
+	user, groups := controlplane.NodeUser(f.name)
+	f.client = must.Get(kubernetes.NewForConfig(must.Get(s.cp.ConfigFor(user, groups...))(s)))(s)
+	f.now = must.Get(f.client.CoreV1().Nodes().Create(s.Context(), &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: f.name}, Status: *like.Status.DeepCopy(),
+	}, metav1.CreateOptions{}))(s)
+	return f
+}
+
+// measure flips a condition, as nodeprobe does it.
+func (f *floor) measure(condition corev1.NodeConditionType) time.Duration {
+	next, flipped := f.now.DeepCopy(), corev1.ConditionTrue
+	for i := range next.Status.Conditions {
+		c := &next.Status.Conditions[i]
+		c.LastHeartbeatTime = metav1.Now()
+		if c.Type != condition {
+			continue
+		}
+		if c.Status == flipped {
+			flipped = corev1.ConditionFalse
+		}
+		c.Status, c.LastTransitionTime = flipped, metav1.Now()
 	}
-	status, err := lastStatus(log, string(l.condition))
-	return !t.event.IsZero() || status == "True" || n.status(l.condition) != corev1.ConditionFalse, err
+	patch := must.Get(status.Patch(f.now, next))(f)
+	begin := time.Now()
+	f.now = must.Get(f.client.CoreV1().Nodes().Patch(f.Context(), f.name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status"))(f)
+	ctx, cancel := context.WithTimeout(f.Context(), noticeTimeout)
+	defer cancel()
+	return must.Get(f.history.Wait(ctx, begin, nodewatch.Has(condition, flipped)))(f).At.Sub(begin)
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/test/bench/program"
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
@@ -79,13 +80,13 @@ func TestTrace(t *testing.T) {
 			if got := tr.notice(); got != test.notice {
 				t.Errorf("noticed %s, want %s", got, test.notice)
 			}
-			if goMS, nodeMS := millis(tr.toGo()), millis(tr.toNode()); goMS != test.toGo || nodeMS != test.toNode {
+			if goMS, nodeMS := program.Millis(tr.toGo()), program.Millis(tr.toNode()); goMS != test.toGo || nodeMS != test.toNode {
 				t.Errorf("to Go %g ms, to Node %g ms, want %g and %g", goMS, nodeMS, test.toGo, test.toNode)
 			}
 			if test.notice == byEvent && tr.event.Sub(tr.happened) != 30*time.Microsecond {
 				t.Errorf("the kernel noticed at %s, Go at %s", tr.happened, tr.event)
 			}
-			if test.notice != byNone && millis(tr.answered.Sub(crossed)) < millis(tr.changed.Sub(crossed)) {
+			if test.notice != byNone && program.Millis(tr.answered.Sub(crossed)) < program.Millis(tr.changed.Sub(crossed)) {
 				t.Errorf("answered at %s, changed at %s", tr.answered, tr.changed)
 			}
 		})

@@ -3,15 +3,20 @@ package main
 import (
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"path/filepath"
 	"runtime"
 	"slices"
+	"strings"
 	"sync"
+	"testing"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nodeprobe/nodeprobe/test/bench/program"
+	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // loop is something to do again and again.
@@ -46,45 +51,30 @@ func (l *loop) run(length time.Duration) (float64, error) {
 const blockSize, blocks = 4096, 256
 
 // newLoops makes the loops, and files in dir for those that write. A filesystem
-// without O_DIRECT costs that loop, and a line in log.
-func newLoops(dir string, log io.Writer) (loops []*loop, closeAll func(), err error) {
-	loops = []*loop{{"fork", 4, fork}, {"thread", 16, thread}}
-	var files []int
-	closeAll = func() {
-		for _, fd := range files {
-			unix.Close(fd)
-		}
-	}
+// without O_DIRECT costs that loop.
+func newLoops(p testing.TB, dir string) []*loop {
+	loops := []*loop{{"fork", 4, fork}, {"thread", 16, thread}}
 	// O_DIRECT takes memory that is aligned, as a mapping is.
-	block, err := unix.Mmap(-1, 0, blockSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
-	if err != nil {
-		return nil, closeAll, fmt.Errorf("map a block: %w", err)
-	}
+	block := must.Get(unix.Mmap(-1, 0, blockSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE))(p)
 	for _, w := range []struct {
 		name         string
 		chunk, flags int
 	}{{"write", 1024, 0}, {"direct_write", 32, unix.O_DIRECT}} {
 		fd, err := unix.Open(filepath.Join(dir, w.name), unix.O_RDWR|unix.O_CREAT|unix.O_CLOEXEC|w.flags, 0o600)
 		if w.flags != 0 && errors.Is(err, unix.EINVAL) {
-			fmt.Fprintf(log, "no loop %s: the filesystem of %s has no O_DIRECT\n", w.name, dir)
+			p.Logf("no loop %s: the filesystem of %s has no O_DIRECT", w.name, dir)
 			continue
 		}
-		if err != nil {
-			closeAll()
-			return nil, func() {}, &os.PathError{Op: "open", Path: w.name, Err: err}
-		}
-		files = append(files, fd)
+		must.OK(p, err)
+		p.Cleanup(func() { unix.Close(fd) })
 		l := &loop{w.name, w.chunk, overwrite(fd, block)}
 		// From here on no write has to find room.
 		for range blocks {
-			if err := l.once(); err != nil {
-				closeAll()
-				return nil, func() {}, err
-			}
+			must.OK(p, l.once())
 		}
 		loops = append(loops, l)
 	}
-	return loops, closeAll, nil
+	return loops
 }
 
 // overwrite returns what writes the next block of a file.
@@ -129,4 +119,104 @@ func thread() error {
 	wg.Go(runtime.LockOSThread) // and never unlocks it
 	wg.Wait()
 	return nil
+}
+
+// settle is for a process that was started or stopped to be quiet again.
+const settle = 150 * time.Millisecond
+
+// orders are the orders of the looks in a round, in which on is 0. What comes
+// first may run on a machine that is warmer or busier.
+var orders = [...][3]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}, {2, 0, 1}, {1, 2, 0}, {0, 2, 1}}
+
+// measureRounds returns the rounds of each loop by its name.
+func measureRounds(p *program.P, subject agent.Spec, loops []*loop, rounds int, length time.Duration) map[string][]round {
+	all := make(map[string][]round, len(loops))
+	for i := range rounds {
+		var took [3]map[string]float64
+		for _, which := range orders[i%len(orders)] {
+			if which == 0 {
+				// It answers when its programs are attached and its limits known to the kernel.
+				a := must.Get(agent.Start(p.Context(), subject))(p)
+				took[which] = look(p, loops, length)
+				a.Stop()
+			} else {
+				took[which] = look(p, loops, length)
+			}
+		}
+		for _, l := range loops {
+			all[l.name] = append(all[l.name], round{on: took[0][l.name], off: took[1][l.name], offAgain: took[2][l.name]})
+		}
+	}
+	return all
+}
+
+// look runs each loop once.
+func look(p *program.P, loops []*loop, length time.Duration) map[string]float64 {
+	p.Sleep(settle)
+	took := make(map[string]float64, len(loops))
+	for _, l := range loops {
+		took[l.name] = must.Get(l.run(length))(p)
+	}
+	return took
+}
+
+// programCost is the kernel's account of a program.
+type programCost struct {
+	hook          string // "tp_btf/task_newtask"
+	runs, seconds float64
+}
+
+// name is the hook's without its type.
+func (c programCost) name() string { return c.hook[strings.IndexByte(c.hook, '/')+1:] }
+
+func (c programCost) nanoseconds() float64 { return c.seconds / c.runs * 1e9 }
+
+// programLength is how long each loop is run for the kernel's account.
+const programLength = 3 * time.Second
+
+// measurePrograms has the kernel keep account of nodeprobe's programs while the
+// loops run. That itself takes time in each run, so that no ratio is measured
+// here; and some of it, two readings of the clock, counts as the program's.
+func measurePrograms(p *program.P, subject agent.Spec, loops []*loop) []programCost {
+	a := agent.StartForTest(p, subject)
+	keepAccount(p)
+	before := must.Get(a.Metrics(p.Context()))(p)
+	look(p, loops, programLength)
+	costs := programCosts(before, must.Get(a.Metrics(p.Context()))(p))
+	if !slices.ContainsFunc(costs, func(c programCost) bool { return c.runs > 0 }) {
+		p.Fatal("no program has run: see nodeprobe preflight")
+	}
+	return costs
+}
+
+// programCosts returns what each program took between two looks at the metrics.
+// The kernel had no account of it before, so the first look may lack it.
+func programCosts(before, after map[string]float64) []programCost {
+	var costs []programCost
+	for series := range after {
+		labels, ok := strings.CutPrefix(series, "nodeprobe_bpf_program_runs_total")
+		if !ok {
+			continue
+		}
+		seconds := "nodeprobe_bpf_program_run_seconds_total" + labels
+		costs = append(costs, programCost{
+			hook:    strings.TrimSuffix(strings.TrimPrefix(labels, `{hook="`), `"}`),
+			runs:    after[series] - before[series],
+			seconds: after[seconds] - before[seconds],
+		})
+	}
+	slices.SortFunc(costs, func(a, b programCost) int { return strings.Compare(a.hook, b.hook) })
+	return costs
+}
+
+// keepAccount has the kernel count the runs of all programs, and time them, until
+// this program ends, however it ends.
+func keepAccount(p *program.P) {
+	const enableStats = 32                // BPF_ENABLE_STATS, Linux 5.8
+	attr := struct{ statsType uint32 }{0} // BPF_STATS_RUN_TIME
+	fd, _, errno := unix.Syscall(unix.SYS_BPF, enableStats, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
+	if errno != 0 {
+		p.Fatalf("have the kernel keep account of programs: %w", errno)
+	}
+	p.Cleanup(func() { unix.Close(int(fd)) })
 }

@@ -65,7 +65,7 @@ func newStage(t *testing.T) *stage {
 	s.must(err)
 	s.kubectl = controlplane.KubectlForTest(t)
 	pause := filepath.Join(s.dir, "pause")
-	s.run(t, []string{"CGO_ENABLED=0"}, "go", "build", "-C", filepath.Join(s.root, "test", "cluster", "pause"), "-o", pause, ".")
+	s.run(t, []string{"CGO_ENABLED=0"}, "go", "build", "-C", filepath.Join(s.root, "test", "suite", "cluster", "pause"), "-o", pause, ".")
 	t.Log(s.run(t, nil, "make", "--no-print-directory", "-C", s.root, "image", "PREFIX="+s.dir, "VERSION="+imageTag))
 	ports, err := process.FreePorts(1)
 	s.must(err)

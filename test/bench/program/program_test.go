@@ -1,0 +1,65 @@
+package program
+
+import (
+	"context"
+	"errors"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// A program that fails undoes all of what it made, the last first, and reports what
+// failed on the way; one that was interrupted reports that alone.
+func TestRun(t *testing.T) {
+	interrupted, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("interrupted"))
+	for _, test := range []struct {
+		name, want string
+		ctx        context.Context
+		args       []string
+		run        func(p *P)
+	}{
+		{"fine", "", t.Context(), []string{"-n", "1"}, func(*P) {}},
+		{"fatal", "broken\nundone", t.Context(), nil, func(p *P) { p.Cleanup(func() { p.Fatal("undone") }); p.Fatal(errors.New("broken")) }},
+		{"goes on", "one\ntwo 2", t.Context(), nil, func(p *P) { p.Error("one"); p.Errorf("two %d", 2) }},
+		{"interrupted", "interrupted", interrupted, nil, func(p *P) { p.Sleep(0); p.Fatal("because of that") }},
+		{"flag", "flag provided but not defined: -x", t.Context(), []string{"-x"}, func(*P) {}},
+		{"argument", `unknown argument "x"`, t.Context(), []string{"x"}, func(*P) {}},
+	} {
+		var order []int
+		dir := ""
+		err := Run(test.ctx, "test", test.args, io.Discard, io.Discard, func(p *P) {
+			p.Flags.Int("n", 0, "")
+			dir = p.TempDir()
+			p.Cleanup(func() { order = append(order, 2) })
+			p.Cleanup(func() { order = append(order, 1) })
+			p.Parse()
+			test.run(p)
+		})
+		got := ""
+		if err != nil {
+			got = err.Error()
+		}
+		if got != test.want || !slices.Equal(order, []int{1, 2}) {
+			t.Errorf("%s: %q, want %q; undone %v", test.name, got, test.want, order)
+		}
+		if _, err := os.Stat(dir); !os.IsNotExist(err) || !strings.Contains(dir, "nodeprobe-test-") {
+			t.Errorf("%s: %s is left: %v", test.name, dir, err)
+		}
+	}
+}
+
+func TestFigure(t *testing.T) {
+	for want, f := range map[string]Figure{
+		"RESULT a_p50=0.123 ms budget=0.5":              {Name: "a_p50", Value: 0.1234, Digits: 3, Unit: "ms", Budget: 0.5},
+		"RESULT a_max=1000.000 ms":                      {Name: "a_max", Value: 1000, Digits: 3, Unit: "ms"},
+		"RESULT a=2.0 MiB budget=14 peer=somebody:21.5": {Name: "a", Value: 2, Digits: 1, Unit: "MiB", Budget: 14, Peer: "somebody", Beside: 21.5},
+		"RESULT a_ratio=240 x peer=kubelet:5000":        {Name: "a_ratio", Value: 240, Unit: "x", Peer: "kubelet", Beside: 5000},
+	} {
+		if got := f.String(); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
