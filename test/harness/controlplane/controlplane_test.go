@@ -19,7 +19,6 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/process"
-	"github.com/nodeprobe/nodeprobe/test/harness/wait"
 )
 
 func TestMain(m *testing.M) { os.Exit(Main(m)) }
@@ -40,14 +39,6 @@ func newLease(name string) *coordinationv1.Lease {
 	return &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: corev1.NamespaceNodeLease},
 		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &name},
-	}
-}
-
-func TestAdmin(t *testing.T) {
-	cp := StartForTest(t)
-	version := must.Get(clientOf(t, cp.AdminKubeconfig()).Discovery().ServerVersion())(t)
-	if !strings.HasPrefix(version.GitVersion, "v1.") {
-		t.Errorf("API server says it is %+v", version)
 	}
 }
 
@@ -90,36 +81,6 @@ func TestNodeIdentity(t *testing.T) {
 		if err := attempt(); !apierrors.IsForbidden(err) {
 			t.Errorf("%s: got %v, want Forbidden", what, err)
 		}
-	}
-}
-
-func TestKubeconfigOfUserWithoutRights(t *testing.T) {
-	cp := StartForTest(t)
-	kubeconfig := must.Get(cp.Kubeconfig("nobody", "some-group"))(t)
-	_, err := clientOf(t, kubeconfig).CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
-	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `"nobody"`) {
-		t.Errorf("list nodes: got %v, want Forbidden for nobody", err)
-	}
-}
-
-func TestOutageKeepsData(t *testing.T) {
-	cp := StartExclusive(t, Options{})
-	client, ctx := cp.Client(), t.Context()
-	must.Get(client.CoreV1().Nodes().Create(ctx, newNode("outage"), metav1.CreateOptions{}))(t)
-	if err := cp.StartAPIServer(ctx); err == nil {
-		t.Error("StartAPIServer beside a running one: no error")
-	}
-	must.OK(t, cp.StopAPIServer())
-	if err := cp.StopAPIServer(); err == nil {
-		t.Error("StopAPIServer twice: no error")
-	}
-	if _, err := client.CoreV1().Nodes().Get(ctx, "outage", metav1.GetOptions{}); err == nil {
-		t.Error("API server answers while stopped")
-	}
-	must.OK(t, cp.StartAPIServer(ctx))
-	// Through the old client: same port, same certificates.
-	if _, err := client.CoreV1().Nodes().Get(ctx, "outage", metav1.GetOptions{}); err != nil {
-		t.Errorf("after the outage: %v", err)
 	}
 }
 
@@ -203,17 +164,4 @@ func TestStartCanceled(t *testing.T) {
 	if _, err := Start(ctx, Options{}); err == nil {
 		t.Error("Start with a canceled context: no error")
 	}
-}
-
-func TestControllers(t *testing.T) {
-	cp := StartExclusive(t, Options{Controllers: true})
-	client, ctx := cp.Client(), t.Context()
-	must.Get(client.CoreV1().Nodes().Create(ctx, newNode("silent"), metav1.CreateOptions{}))(t)
-	wait.Until(t, readyTimeout, "a controller gives the node a podCIDR", func() error {
-		node, err := client.CoreV1().Nodes().Get(ctx, "silent", metav1.GetOptions{})
-		if err == nil && node.Spec.PodCIDR == "" {
-			err = fmt.Errorf("it has %+v", node.Spec)
-		}
-		return err
-	})
 }

@@ -83,88 +83,42 @@ func TestKeepsIdentity(t *testing.T) {
 	}
 }
 
-func TestStatus(t *testing.T) {
-	name, p, client := newNode(t)
-	for code, is := range map[int]func(error) bool{
-		http.StatusForbidden:           apierrors.IsForbidden,
-		http.StatusConflict:            apierrors.IsConflict,
-		http.StatusInternalServerError: apierrors.IsInternalError,
+// Each fault is met as often as its rule has it, by the requests that the rule is
+// about, and the API server sees the request or not as the fault has it.
+func TestFaults(t *testing.T) {
+	is := func(want error) func(error) bool { return func(err error) bool { return errors.Is(err, want) } }
+	failed := func(err error) bool { return err != nil }
+	for _, test := range []struct {
+		fault fault.Fault
+		want  func(error) bool // nil: the request is answered in the end
+		seen  bool             // by the API server
+		least time.Duration
+	}{
+		{fault.Status(http.StatusForbidden), apierrors.IsForbidden, false, 0},
+		{fault.Status(http.StatusConflict), apierrors.IsConflict, false, 0},
+		{fault.Status(http.StatusInternalServerError), apierrors.IsInternalError, false, 0},
+		{fault.TooManyRequests(time.Second), nil, true, time.Second}, // client-go repeats it
+		{fault.Delay(200 * time.Millisecond), nil, true, 200 * time.Millisecond},
+		{fault.Hang(), is(context.DeadlineExceeded), false, 0},
+		{fault.Reset(), failed, false, 0},
+		{fault.CutAnswer(), failed, true, 0},
 	} {
-		p.Inject(fault.Rule{Methods: []string{http.MethodPatch}, Path: "/api/v1/nodes/*/status", Count: 2, Fault: fault.Status(code)})
-		for range 2 {
-			if err := patchStatus(t.Context(), client, name, "Unseen"); !is(err) {
-				t.Errorf("injected %d: got %v", code, err)
+		t.Run(test.fault.String(), func(t *testing.T) {
+			name, p, client := newNode(t)
+			p.Inject(fault.Rule{Methods: []string{http.MethodPatch}, Path: "/api/v1/nodes/*/status", Count: 1, Fault: test.fault})
+			must.Get(client.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{}))(t) // which no rule names
+			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+			defer cancel()
+			begin := time.Now()
+			err := patchStatus(ctx, client, name, "Seen")
+			if test.want == nil && err != nil || test.want != nil && !test.want(err) || time.Since(begin) < test.least {
+				t.Errorf("got %v after %s", err, time.Since(begin))
 			}
-		}
-		if _, err := client.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{}); err != nil {
-			t.Errorf("GET, which no rule names: %v", err)
-		}
-	}
-	if got := readyReason(t, name); got != "" {
-		t.Errorf("API server saw a request that was answered for it: reason %q", got)
-	}
-	if err := patchStatus(t.Context(), client, name, "Seen"); err != nil {
-		t.Errorf("after the rules were used up: %v", err)
-	}
-}
-
-func TestTooManyRequests(t *testing.T) {
-	name, p, client := newNode(t)
-	p.Inject(fault.Rule{Methods: []string{http.MethodPatch}, Count: 1, Fault: fault.TooManyRequests(time.Second)})
-	begin := time.Now()
-	if err := patchStatus(t.Context(), client, name, "Later"); err != nil {
-		t.Errorf("client-go did not repeat the request: %v", err)
-	}
-	if took := time.Since(begin); took < time.Second {
-		t.Errorf("repeated after %s, want 1s or later", took)
-	}
-	if n := p.Count(http.MethodPatch, ""); n != 2 {
-		t.Errorf("%d requests, want 2", n)
-	}
-}
-
-func TestHangAndDelay(t *testing.T) {
-	name, p, client := newNode(t)
-	remove := p.Inject(fault.Rule{Fault: fault.Hang()})
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
-	if err := patchStatus(ctx, client, name, "Hung"); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("got %v, want a deadline exceeded", err)
-	}
-	remove()
-	p.Inject(fault.Rule{Count: 1, Fault: fault.Delay(200 * time.Millisecond)})
-	begin := time.Now()
-	must.Note(t, patchStatus(t.Context(), client, name, "Delayed"))
-	if took := time.Since(begin); took < 200*time.Millisecond {
-		t.Errorf("delayed request took %s", took)
-	}
-}
-
-func TestReset(t *testing.T) {
-	name, p, client := newNode(t)
-	p.Inject(fault.Rule{Methods: []string{http.MethodPatch}, Count: 1, Fault: fault.Reset()})
-	if err := patchStatus(t.Context(), client, name, "Reset"); err == nil {
-		t.Error("no error from a reset connection")
-	}
-	if got := readyReason(t, name); got != "" {
-		t.Errorf("API server saw the request: reason %q", got)
-	}
-	if err := patchStatus(t.Context(), client, name, "After"); err != nil {
-		t.Errorf("next request: %v", err)
-	}
-}
-
-func TestCutAnswer(t *testing.T) {
-	name, p, client := newNode(t)
-	p.Inject(fault.Rule{Methods: []string{http.MethodPatch}, Count: 1, Fault: fault.CutAnswer()})
-	if err := patchStatus(t.Context(), client, name, "Cut"); err == nil {
-		t.Error("no error from half an answer")
-	}
-	if got := readyReason(t, name); got != "Cut" {
-		t.Errorf("API server did not do what it was asked: reason %q", got)
-	}
-	if err := patchStatus(t.Context(), client, name, "After"); err != nil {
-		t.Errorf("next request: %v", err)
+			if got := readyReason(t, name); (got == "Seen") != test.seen {
+				t.Errorf("the API server's reason is %q", got)
+			}
+			must.Note(t, patchStatus(t.Context(), client, name, "After")) // the rule is used up
+		})
 	}
 }
 
@@ -179,9 +133,7 @@ func TestRefuse(t *testing.T) {
 		t.Errorf("got %v, want connection refused", err)
 	}
 	must.OK(t, p.Accept())
-	if err := patchStatus(t.Context(), client, name, "After"); err != nil {
-		t.Errorf("after the outage: %v", err)
-	}
+	must.Note(t, patchStatus(t.Context(), client, name, "After"))
 }
 
 // Watches are answers that do not end; the proxy must pass each event on.
