@@ -2,7 +2,6 @@ package cluster
 
 import (
 	"encoding/json"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
 const identity = "system:serviceaccount:nodeprobe:nodeprobe"
@@ -34,7 +34,7 @@ func wantOnlyOurs(t *testing.T, cp *controlplane.ControlPlane, user, node string
 			events++
 		case "patch nodes/status":
 			patches++
-			if err := onlyOurs(e.RequestObject); err != nil || e.ObjectRef.Name != node {
+			if err := stage.OnlyConditions(e.RequestObject, "nodeprobe.dev/"); err != nil || e.ObjectRef.Name != node {
 				t.Errorf("patch of node %s: %v: %s", e.ObjectRef.Name, err, e.RequestObject)
 			}
 		default:
@@ -45,24 +45,6 @@ func wantOnlyOurs(t *testing.T, cp *controlplane.ControlPlane, user, node string
 	if patches == 0 || events == 0 {
 		t.Errorf("the audit log has %d patches and %d Events", patches, events)
 	}
-}
-
-// onlyOurs says what else than conditions of ours a patch of a Node is about.
-func onlyOurs(patch []byte) error {
-	var body map[string]map[string][]struct{ Type string }
-	if err := json.Unmarshal(patch, &body); err != nil {
-		return err
-	}
-	conditions := body["status"]["conditions"]
-	if len(body) != 1 || len(body["status"]) != 1 || len(conditions) == 0 {
-		return fmt.Errorf("it is not about conditions alone")
-	}
-	for _, c := range conditions {
-		if !strings.HasPrefix(c.Type, "nodeprobe.dev/") {
-			return fmt.Errorf("condition %s is not ours", c.Type)
-		}
-	}
-	return nil
 }
 
 // wantOwns wants the API server to count nothing of the Node as ours but conditions
@@ -111,23 +93,4 @@ func summary(e controlplane.AuditEvent) string {
 		words = append(words, strings.TrimPrefix(c.Type, "nodeprobe.dev/")+"="+c.Status+c.Patch)
 	}
 	return strings.Join(words, " ") + body.Reason + " " + body.Message
-}
-
-func TestOnlyOurs(t *testing.T) {
-	for _, test := range []struct {
-		patch string
-		ok    bool
-	}{
-		{`{"status":{"conditions":[{"type":"nodeprobe.dev/A","status":"True"},{"$patch":"delete","type":"nodeprobe.dev/B"}]}}`, true},
-		{`{"status":{"conditions":[{"type":"nodeprobe.dev/A"},{"type":"Ready"}]}}`, false},
-		{`{"status":{"conditions":[]}}`, false},
-		{`{"status":{"conditions":[{"type":"nodeprobe.dev/A"}],"images":[]}}`, false},
-		{`{"metadata":{},"status":{"conditions":[{"type":"nodeprobe.dev/A"}]}}`, false},
-		{`{"status":{"conditions":[{"type":"nodeprobe.dev/A"}],"$setElementOrder/conditions":[{"type":"Ready"}]}}`, false},
-		{`[]`, false},
-	} {
-		if err := onlyOurs([]byte(test.patch)); (err == nil) != test.ok {
-			t.Errorf("%s: %v", test.patch, err)
-		}
-	}
 }

@@ -23,7 +23,7 @@ const ourPods = "app.kubernetes.io/name=nodeprobe"
 // overlay writes a kustomization over one of the repository's, with what only
 // holds for this machine: where the API server is without a kube-proxy, a free
 // port, the image that was built, and the limits and directories of this kubelet.
-func (s *stage) overlay(t *testing.T, of string) (dir string) {
+func (s *scene) overlay(t *testing.T, of string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	base, err := filepath.Rel(dir, filepath.Join(s.root, of))
@@ -79,7 +79,7 @@ func (s *stage) overlay(t *testing.T, of string) (dir string) {
 }
 
 // install deploys nodeprobe, and returns its pod when that is ready.
-func (s *stage) install(t *testing.T, overlay string) *corev1.Pod {
+func (s *scene) install(t *testing.T, overlay string) *corev1.Pod {
 	t.Helper()
 	s.kubectlDo(t, "apply", "-k", filepath.Join(s.root, "deploy", "identity"))
 	s.kubectlDo(t, "apply", "-k", overlay)
@@ -119,7 +119,7 @@ func readySince(pod *corev1.Pod) metav1.Time {
 }
 
 // logPod shows what the pod has logged, from the kubelet's files.
-func (s *stage) logPod(t *testing.T, pod *corev1.Pod) {
+func (s *scene) logPod(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
 	files, _ := filepath.Glob(filepath.Join(podLogs, "*_"+pod.Name+"_*", "*", "*.log"))
 	for _, file := range files {
@@ -130,7 +130,7 @@ func (s *stage) logPod(t *testing.T, pod *corev1.Pod) {
 
 // uninstall removes nodeprobe as deploy/identity says: first the pods, with the
 // rights to remove their conditions, and then those rights.
-func (s *stage) uninstall(t *testing.T, overlay string) {
+func (s *scene) uninstall(t *testing.T, overlay string) {
 	t.Helper()
 	s.kubectlDo(t, "delete", "-k", overlay)
 	s.kubectlDo(t, "wait", "-n", namespace, "--for=delete", "pod", "-l", ourPods, "--timeout="+patience.String())
@@ -149,6 +149,6 @@ func (s *stage) uninstall(t *testing.T, overlay string) {
 	s.kubectlDo(t, "delete", "-k", filepath.Join(s.root, "deploy", "identity"))
 }
 
-func (s *stage) node(t *testing.T) (*corev1.Node, error) {
+func (s *scene) node(t *testing.T) (*corev1.Node, error) {
 	return s.client.CoreV1().Nodes().Get(t.Context(), nodeName, metav1.GetOptions{})
 }

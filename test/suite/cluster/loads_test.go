@@ -27,7 +27,7 @@ func ourCondition(l *pressure.Load) corev1.NodeConditionType { return "nodeprobe
 
 // pressAndRelease puts the node under every pressure and takes it all away again.
 // Our conditions are to follow at once, and the kubelet's own do.
-func (s *stage) pressAndRelease(t *testing.T, meanwhile func()) {
+func (s *scene) pressAndRelease(t *testing.T, meanwhile func()) {
 	t.Helper()
 	for _, phase := range []struct {
 		what   string
@@ -61,7 +61,7 @@ func (s *stage) pressAndRelease(t *testing.T, meanwhile func()) {
 
 // wantLead waits until nodeprobe has counted an episode of each pressure which the
 // kubelet saw too, and wants to have been first.
-func (s *stage) wantLead(t *testing.T) {
+func (s *scene) wantLead(t *testing.T) {
 	t.Helper()
 	for _, l := range s.loads {
 		s.eventually(t, "the kubelet's "+string(l.Condition)+" is compared with ours", func() error {

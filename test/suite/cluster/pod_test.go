@@ -23,7 +23,7 @@ import (
 
 // oomKill has a pod take more memory than it may, and wants nodeprobe to say which
 // pod it was.
-func (s *stage) oomKill(t *testing.T) {
+func (s *scene) oomKill(t *testing.T) {
 	t.Helper()
 	pods := s.client.CoreV1().Pods(metav1.NamespaceDefault)
 	no := false
@@ -74,7 +74,7 @@ func (s *stage) oomKill(t *testing.T) {
 
 // wantHealthy wants the pod never to have been restarted or evicted, and to see as
 // much as a process of the host's.
-func (s *stage) wantHealthy(t *testing.T, pod *corev1.Pod) {
+func (s *scene) wantHealthy(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
 	now := must.Get(s.client.CoreV1().Pods(namespace).Get(t.Context(), pod.Name, metav1.GetOptions{}))(t)
 	if now.UID != pod.UID || now.Status.Phase != corev1.PodRunning || now.Status.ContainerStatuses[0].RestartCount > 0 {
@@ -95,7 +95,7 @@ func (s *stage) wantHealthy(t *testing.T, pod *corev1.Pod) {
 }
 
 // bpfPrograms returns the IDs of the BPF programs that the pod has loaded.
-func (s *stage) bpfPrograms(t *testing.T, pod *corev1.Pod) (ids []uint32) {
+func (s *scene) bpfPrograms(t *testing.T, pod *corev1.Pod) (ids []uint32) {
 	t.Helper()
 	pids := must.Get(processesOf(s.dir, string(pod.UID)))(t)
 	for _, pid := range pids {
@@ -135,7 +135,7 @@ func processesOf(dir, uid string) (pids []int, err error) {
 }
 
 // wantUnloaded wants the kernel to have none of the programs any more.
-func (s *stage) wantUnloaded(t *testing.T, programs []uint32) {
+func (s *scene) wantUnloaded(t *testing.T, programs []uint32) {
 	t.Helper()
 	const bpfProgGetFDByID = 13
 	for _, id := range programs {

@@ -14,7 +14,7 @@ const alertName = "NodeUnderPressure"
 
 // startPrometheus starts one that scrapes nodeprobe where a node's monitoring would,
 // in the host's network.
-func (s *stage) startPrometheus() {
+func (s *scene) startPrometheus() {
 	s.t.Helper()
 	dir := filepath.Join(s.dir, "prometheus")
 	s.must(os.Mkdir(dir, 0o755))
@@ -31,7 +31,7 @@ func (s *stage) startPrometheus() {
 }
 
 // wantAlert waits until the alert about each pressure is in that state.
-func (s *stage) wantAlert(t *testing.T, state string) {
+func (s *scene) wantAlert(t *testing.T, state string) {
 	t.Helper()
 	for _, l := range s.loads {
 		s.eventually(t, "the alert about "+string(l.Condition)+" is "+state, func() error {

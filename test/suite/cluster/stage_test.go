@@ -38,8 +38,8 @@ const (
 	patience, ours = 2 * time.Minute, 15 * time.Second
 )
 
-// stage is a cluster of one node.
-type stage struct {
+// scene is a cluster of one node.
+type scene struct {
 	t          *testing.T
 	root       string // of the checkout
 	dir        string
@@ -57,9 +57,9 @@ type stage struct {
 
 // newStage starts a cluster. All that it consists of is stopped in the end, and it
 // is an error if any of it stays behind.
-func newStage(t *testing.T) *stage {
+func newStage(t *testing.T) *scene {
 	t.Helper()
-	s := &stage{t: t, root: build.RootForTest(t), dir: os.Getenv(confinedEnv), ip: need.Address(t)}
+	s := &scene{t: t, root: build.RootForTest(t), dir: os.Getenv(confinedEnv), ip: need.Address(t)}
 	// Built before there are limits: a compiler needs memory that will be back.
 	_, err := kubelet.Build(t.Context(), os.Stderr)
 	s.must(err)
@@ -83,10 +83,10 @@ func newStage(t *testing.T) *stage {
 	return s
 }
 
-func (s *stage) rootDir() string { return filepath.Join(s.disk.Dir, "kubelet") }
+func (s *scene) rootDir() string { return filepath.Join(s.disk.Dir, "kubelet") }
 
 // startKubelet starts one that runs pods, each in cgroups below our own.
-func (s *stage) startKubelet() {
+func (s *scene) startKubelet() {
 	cgroup := cgroupName(s.dir)
 	dirs, err := cgroupDirs(cgroup)
 	s.must(err)
@@ -111,7 +111,7 @@ func (s *stage) startKubelet() {
 }
 
 // wantNothingLeft waits until the kubelet and containerd have let go of all pods.
-func (s *stage) wantNothingLeft() {
+func (s *scene) wantNothingLeft() {
 	s.eventually(s.t, "nothing is left of the pods", func() error {
 		left, err := leftovers(s.dir)
 		for _, what := range left {
@@ -128,7 +128,7 @@ func (s *stage) wantNothingLeft() {
 }
 
 // wait waits for a version of the Node since a time, and returns when it was seen.
-func (s *stage) wait(t *testing.T, limit time.Duration, since time.Time, match func(*corev1.Node) bool) time.Time {
+func (s *scene) wait(t *testing.T, limit time.Duration, since time.Time, match func(*corev1.Node) bool) time.Time {
 	t.Helper()
 	seen, err := s.seen.Wait(within(t, limit), since, match)
 	if err != nil {
@@ -139,7 +139,7 @@ func (s *stage) wait(t *testing.T, limit time.Duration, since time.Time, match f
 }
 
 // run runs a command, and returns what it printed.
-func (s *stage) run(t *testing.T, env []string, name string, args ...string) string {
+func (s *scene) run(t *testing.T, env []string, name string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), name, args...)
 	cmd.Env = slices.Concat(os.Environ(), env)
@@ -151,21 +151,21 @@ func (s *stage) run(t *testing.T, env []string, name string, args ...string) str
 }
 
 // kubectlDo runs kubectl as an administrator.
-func (s *stage) kubectlDo(t *testing.T, args ...string) {
+func (s *scene) kubectlDo(t *testing.T, args ...string) {
 	t.Helper()
 	t.Logf("kubectl %s\n%s", strings.Join(args, " "), s.run(t, nil, s.kubectl, append([]string{"--kubeconfig=" + s.cp.AdminKubeconfig()}, args...)...))
 }
 
 // eventually waits until check returns nil.
-func (s *stage) eventually(t *testing.T, what string, check func() error) {
+func (s *scene) eventually(t *testing.T, what string, check func() error) {
 	t.Helper()
 	wait.Until(t, patience, what, check)
 }
 
-func (s *stage) must(err error) {
+func (s *scene) must(err error) {
 	s.t.Helper()
 	must.OK(s.t, err)
 }
 
 // metricsAddress is where nodeprobe serves, in the host's network.
-func (s *stage) metricsAddress() string { return net.JoinHostPort(s.ip, fmt.Sprint(s.port)) }
+func (s *scene) metricsAddress() string { return net.JoinHostPort(s.ip, fmt.Sprint(s.port)) }

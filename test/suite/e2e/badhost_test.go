@@ -19,14 +19,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
-)
-
-// The conditions that take more than the filesystem's fill level.
-const (
-	ourMemory           = "nodeprobe.dev/MemoryPressure"
-	ourPIDs             = "nodeprobe.dev/PIDPressure"
-	ourMemoryContention = "nodeprobe.dev/MemoryContention"
-	ourIOContention     = "nodeprobe.dev/IOContention"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
 // A pod that lacks something of its node: preflight and the log name it and say
@@ -129,50 +122,44 @@ func TestBadHost(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			n, _ := newBeside(t, cp, permission{})
-			n.register()
+			n, _ := newBeside(t, cp)
 			n.addForeign()
-			n.spec.Config = n.spec.Config.With(agent.Config{
+			n.Spec.Config = n.Spec.Config.With(agent.Config{
 				"evictionHard": agent.Hard(map[string]string{"memory.available": "1Mi", "nodefs.available": "1Mi", "pid.available": "1%"}),
 			})
 			if test.bpf != "" {
-				n.spec.Config["bpf"] = test.bpf
+				n.Spec.Config["bpf"] = test.bpf
 			}
 			empty := t.TempDir()
 			mounts := strings.ReplaceAll(test.mounts, "EMPTY", empty)
 			if strings.Contains(mounts, "THREADED") {
 				mounts = strings.ReplaceAll(mounts, "THREADED", threadedCgroup(t)+"/cgroup.procs")
 			}
-			n.spec.Binary = inMounts(t, n.spec.Binary, mounts)
+			n.Spec.Binary = inMounts(t, n.Spec.Binary, mounts)
 			for _, arg := range test.args {
-				n.spec.Args = append(n.spec.Args, strings.ReplaceAll(arg, "EMPTY", empty))
+				n.Spec.Args = append(n.Spec.Args, strings.ReplaceAll(arg, "EMPTY", empty))
 			}
-			a := n.start()
+			a := n.Start()
 			n.checkPreflight(test.finding, test.ok)
 
-			eventually(t, "the log says "+test.msg+": "+test.says, func() error {
-				for _, r := range logged(t, a, test.msg) {
-					if strings.Contains(r.Line, test.says) {
-						return nil
-					}
-				}
-				return errNotYet
+			stage.Until(t, "the log says "+test.msg+": "+test.says, func() bool {
+				return slices.ContainsFunc(stage.Logged(t, a, test.msg), func(r agent.Record) bool { return strings.Contains(r.Line, test.says) })
 			})
 			if test.ready || test.unknown == nil {
-				n.waitReady(a)
+				n.WaitReady(a)
 			} else {
-				wantReadyz(t, a, "could not be judged yet: ")
-				wantReadyz(t, a, test.why)
+				stage.WaitUnready(t, a, "could not be judged yet: ")
+				stage.WaitUnready(t, a, test.why)
 			}
 			n.waitOurs(test.unknown...)
 			for _, kind := range test.unknown {
-				n.waitCondition(kind, corev1.ConditionUnknown)
-				if c := nodewatch.Condition(n.mustGet(), kind); c.Reason != "SignalUnavailable" || !strings.Contains(c.Message, test.why) {
+				n.WaitCondition(kind, corev1.ConditionUnknown)
+				if c := nodewatch.Condition(n.MustGet(), kind); c.Reason != "SignalUnavailable" || !strings.Contains(c.Message, test.why) {
 					t.Errorf("%s: %s: %s", kind, c.Reason, c.Message)
 				}
 			}
 			said := map[string]bool{}
-			for _, r := range allLogged(t, a) {
+			for _, r := range stage.Logged(t, a, "") {
 				_, text, _ := strings.Cut(r.Line, ",") // behind the time
 				if r.Bad() && said[text] {
 					t.Errorf("logged more than once: %s", r.Line)
@@ -231,16 +218,16 @@ func inMounts(t *testing.T, program, script string) string {
 // that nodeprobe preflight prints for the configuration of the agent that was
 // started. Either may be "".
 func (n *node) checkPreflight(finding, ok string) {
-	n.t.Helper()
-	args := append([]string{"preflight", "-o", "json", "--config", filepath.Join(n.spec.Dir, n.spec.NodeName+".yaml")}, n.spec.Args...)
-	out, err := exec.CommandContext(n.t.Context(), n.spec.Binary, args...).Output()
+	n.T.Helper()
+	args := append([]string{"preflight", "-o", "json", "--config", filepath.Join(n.Spec.Dir, n.Spec.NodeName+".yaml")}, n.Spec.Args...)
+	out, err := exec.CommandContext(n.T.Context(), n.Spec.Binary, args...).Output()
 	// 3: something is missing.
 	if exit, is := errors.AsType[*exec.ExitError](err); err != nil && (!is || exit.ExitCode() != 3) {
-		n.t.Fatalf("nodeprobe preflight: %v", err)
+		n.T.Fatalf("nodeprobe preflight: %v", err)
 	}
 	var lines []struct{ What, Outcome, Detail, Remedy string }
 	if err := json.Unmarshal(out, &lines); err != nil {
-		n.t.Fatalf("%v: %s", err, out)
+		n.T.Fatalf("%v: %s", err, out)
 	}
 	var bad, good []string
 	for _, l := range lines {
@@ -252,7 +239,7 @@ func (n *node) checkPreflight(finding, ok string) {
 	}
 	for want, among := range map[string][]string{finding: bad, ok: good} {
 		if !slices.ContainsFunc(among, func(line string) bool { return strings.HasPrefix(line, want) }) && want != "" {
-			n.t.Errorf("nodeprobe preflight does not say %q; it says\n%s\n%s", want, strings.Join(bad, "\n"), strings.Join(good, "\n"))
+			n.T.Errorf("nodeprobe preflight does not say %q; it says\n%s\n%s", want, strings.Join(bad, "\n"), strings.Join(good, "\n"))
 		}
 	}
 }

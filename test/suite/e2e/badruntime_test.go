@@ -18,6 +18,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
 const (
@@ -71,9 +72,9 @@ func TestBadRuntime(t *testing.T) {
 		r.path = filepath.Join(t.TempDir(), "containerd.sock")
 		r.stop = r.start(t, r.path)
 		t.Cleanup(func() { r.stop() })
-		r.node = newNode(t, cp, first.spec.Config.With(agent.Config{"containerRuntimeEndpoint": "unix://" + r.path}))
-		r.history = r.node.follow()
-		r.agent = r.node.start()
+		r.node = newNode(t, cp, first.Spec.Config.With(agent.Config{"containerRuntimeEndpoint": "unix://" + r.path}))
+		r.history = r.node.Follow()
+		r.agent = r.node.Start()
 	}
 	each := func(stage string, act func(t *testing.T, r *badRuntime)) {
 		t.Helper()
@@ -86,16 +87,16 @@ func TestBadRuntime(t *testing.T) {
 	filled := time.Now()
 	fill(t, fs)
 	each("full disk", func(t *testing.T, r *badRuntime) {
-		r.node.waitCondition(corev1.NodeDiskPressure, corev1.ConditionTrue)
+		r.node.WaitCondition(corev1.NodeDiskPressure, corev1.ConditionTrue)
 		// A call of the runtime may take ten.
-		if took := waitLogged(t, r.agent, "condition changed", 0).Time.Sub(filled); took > 8*time.Second {
+		if took := stage.WaitLogged(t, r.agent, "condition changed", 0).Time.Sub(filled); took > 8*time.Second {
 			t.Errorf("noticed after %s", took)
 		}
 	})
 	empty(t, fs)
 	each("empty disk", func(t *testing.T, r *badRuntime) {
-		r.node.waitCondition(corev1.NodeDiskPressure, corev1.ConditionFalse)
-		r.node.waitRenewed(time.Now())
+		r.node.WaitCondition(corev1.NodeDiskPressure, corev1.ConditionFalse)
+		r.node.WaitRenewed(time.Now())
 	})
 	each("steady", func(t *testing.T, r *badRuntime) { r.checkSteady(t) })
 	for _, r := range rows {
@@ -106,13 +107,13 @@ func TestBadRuntime(t *testing.T) {
 	each("ready", func(t *testing.T, r *badRuntime) { r.checkReady(t) })
 	for _, r := range rows {
 		if !r.real {
-			r.failed = len(logged(t, r.agent, runtimeFails))
+			r.failed = len(stage.Logged(t, r.agent, runtimeFails))
 			r.stop()
 		}
 	}
 	each("stopped", func(t *testing.T, r *badRuntime) {
 		if !r.real {
-			waitLogged(t, r.agent, runtimeFails, r.failed)
+			stage.WaitLogged(t, r.agent, runtimeFails, r.failed)
 		}
 	})
 	for _, r := range rows {
@@ -125,23 +126,23 @@ func TestBadRuntime(t *testing.T) {
 
 // checkUnready looks at a node without a runtime.
 func (r *badRuntime) checkUnready(t *testing.T) {
-	r.node.waitCondition(corev1.NodeReady, corev1.ConditionFalse)
-	node := r.node.mustGet()
+	r.node.WaitCondition(corev1.NodeReady, corev1.ConditionFalse)
+	node := r.node.MustGet()
 	ready := nodewatch.Condition(node, corev1.NodeReady)
 	if ready.Reason != "KubeletNotReady" || ready.Message != unknownStatus {
 		t.Errorf("Ready: %s, %s", ready.Reason, ready.Message)
 	}
-	for _, c := range builtIn[:3] {
+	for _, c := range stage.BuiltIn[:3] {
 		if !nodewatch.Has(c, corev1.ConditionFalse)(node) {
 			t.Errorf("%+v", nodewatch.Condition(node, c))
 		}
 	}
-	complaint := waitComplaint(t, r.agent, runtimeFails, r.want)
+	complaint := stage.WaitComplaint(t, r.agent, runtimeFails, r.want)
 	if want := "call Status of unix://" + r.path + ": "; !strings.HasPrefix(complaint.Err, want) {
 		t.Errorf("complains %q, want the place: %s", complaint.Err, want)
 	}
 	// The process is ready all the same: it says what there is to say.
-	must.Note(t, wantCode(r.agent, "/readyz", 200))
+	must.Note(t, stage.Code(r.agent, "/readyz", 200))
 	r.open, r.running = r.usage(t)
 }
 
@@ -156,7 +157,7 @@ func (r *badRuntime) usage(t *testing.T) (open int, running float64) {
 // checkSteady has the runtime asked again, and looks at what that costs.
 func (r *badRuntime) checkSteady(t *testing.T) {
 	const series = `nodeprobe_cri_calls_total{call="Status"}`
-	eventually(t, "the runtime is asked again", func() error {
+	stage.Eventually(t, "the runtime is asked again", func() error {
 		if calls, err := r.agent.Metric(context.Background(), series); err != nil || calls < 2 {
 			return fmt.Errorf("%g calls, %w", calls, err)
 		}
@@ -167,11 +168,11 @@ func (r *badRuntime) checkSteady(t *testing.T) {
 	if open > r.open+3 || running > r.running+4 {
 		t.Errorf("from %d to %d files, from %g to %g goroutines", r.open, open, r.running, running)
 	}
-	checkOnce(t, r.agent)
-	if lines := logged(t, r.agent, runtimeFails); len(lines) > runtimeCalls {
+	stage.CheckOnce(t, r.agent)
+	if lines := stage.Logged(t, r.agent, runtimeFails); len(lines) > runtimeCalls {
 		t.Errorf("%d complaints: %+v", len(lines), lines)
 	}
-	r.node.waitRenewed(time.Now())
+	r.node.WaitRenewed(time.Now())
 }
 
 // good starts a good runtime at the path.
@@ -188,20 +189,20 @@ func (r *badRuntime) good(t *testing.T, version string) (stop func()) {
 }
 
 func (r *badRuntime) checkReady(t *testing.T) {
-	r.node.waitCondition(corev1.NodeReady, corev1.ConditionTrue)
-	waitLogged(t, r.agent, runtimeWorks, 0)
+	r.node.WaitCondition(corev1.NodeReady, corev1.ConditionTrue)
+	stage.WaitLogged(t, r.agent, runtimeWorks, 0)
 	want := "fake://1.0.0"
 	if r.real {
 		want = "containerd://"
 	}
 	r.waitVersion(t, want)
-	r.node.waitRenewed(time.Now())
+	r.node.WaitRenewed(time.Now())
 }
 
 func (r *badRuntime) waitVersion(t *testing.T, want string) {
 	t.Helper()
-	eventually(t, "the runtime's version is "+want, func() error {
-		node, err := r.node.get()
+	stage.Eventually(t, "the runtime's version is "+want, func() error {
+		node, err := r.node.Get()
 		if err == nil && !strings.HasPrefix(node.Status.NodeInfo.ContainerRuntimeVersion, want) {
 			err = fmt.Errorf("it is %q", node.Status.NodeInfo.ContainerRuntimeVersion)
 		}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -18,15 +17,14 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
 
-	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 	"github.com/nodeprobe/nodeprobe/status"
 	statusnode "github.com/nodeprobe/nodeprobe/status/node"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
 // contested is a Node that others write to all the time: before each of our
@@ -44,50 +42,17 @@ type contested struct {
 	patched   chan struct{}
 }
 
-// unheld is a content of which no change is held back.
-type unheld struct{ *statusnode.Content }
-
-func (u unheld) Draft(ctx context.Context, old *corev1.Node, now time.Time, due bool) status.Draft {
-	draft := u.Content.Draft(ctx, old, now, due)
-	draft.Urgent = true
-	return draft
-}
-
 // A thousand patches, each of another of our fields, and each overtaken by a
 // write of somebody else: no byte of what is theirs changes.
 func TestThousandContestedPatches(t *testing.T) {
 	t.Parallel()
-	cp := controlplane.StartForTest(t)
-	n := &node{t: t, name: controlplane.ObjectName(t), client: cp.Client()}
-	config := must.Get(cp.ConfigFor("system:node:"+n.name, "system:nodes"))(t)
-	client := must.Get(kubernetes.NewForConfig(config))(t)
-	c := &contested{node: n, Nodes: status.NewNodes(client.CoreV1().RESTClient()), patched: make(chan struct{}, 1)}
-	c.facts = statusnode.Facts{Snapshot: probe.Snapshot{
-		Time: time.Now(), Machine: probe.Machine{MachineID: "machine", BootID: "boot"},
-		Capacity: probe.Capacity{CPUs: 4, Memory: 8 << 30, MemoryOK: true, EphemeralStorage: 64 << 30},
-	}}
-	for i := range c.facts.Verdicts {
-		c.facts.Verdicts[i] = pressure.Verdict{Condition: pressure.Condition(i), Status: pressure.False, Since: time.Now()}
-	}
-	content := unheld{statusnode.New(statusnode.Config{
-		NodeName: n.name, KubeletVersion: "v1.36.3",
-		Addresses: statusnode.Addresses{
-			NodeName: n.name, Hostname: n.name, NodeIPs: []net.IP{net.IPv4(192, 0, 2, 1)}, ExternalCloudProvider: true,
-			Interfaces: func() ([]net.Addr, error) { return []net.Addr{&net.IPAddr{IP: net.IPv4(192, 0, 2, 1)}}, nil },
-		},
-		Resources: statusnode.Resources{MaxPods: 110, LocalStorageCapacityIsolation: true},
-		Healthy:   func() error { c.mu.Lock(); defer c.mu.Unlock(); return c.unhealthy },
-	})}
-	content.Observe(c.facts)
-	updater := must.Get(status.New(status.Config{
-		NodeName: n.name, Nodes: c, Timeout: 30 * time.Second, Content: content, Registrar: content,
-		UpdateFrequency: time.Hour, ReportFrequency: time.Hour, RetryRefused: true,
-	}))(t)
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- updater.Run(ctx) }()
-	defer func() { stop(); <-ended }()
-	eventually(t, "the node is registered", updater.Ready)
+	n := newNode(t, controlplane.StartForTest(t), nil)
+	c := &contested{node: n, facts: someFacts(), patched: make(chan struct{}, 1)}
+	updater, content := n.startUpdater(c.facts, func(cfg *status.Config, of *statusnode.Config) {
+		c.Nodes = cfg.Nodes
+		cfg.Nodes, of.Addresses.ExternalCloudProvider = c, true
+		of.Healthy = func() error { c.mu.Lock(); defer c.mu.Unlock(); return c.unhealthy }
+	})
 	c.settle()
 
 	began := time.Now()
@@ -101,7 +66,7 @@ func TestThousandContestedPatches(t *testing.T) {
 		updater.Wake()
 		select {
 		case <-c.patched:
-		case <-time.After(patience):
+		case <-time.After(stage.Patience):
 			t.Fatalf("no patch after %d: %v", c.count(), updater.Ready())
 		}
 	}
@@ -116,13 +81,13 @@ func TestThousandContestedPatches(t *testing.T) {
 	if len(lost) > 0 {
 		t.Fatalf("%d of the patches changed what is not ours", len(lost))
 	}
-	eventually(t, "what is ours follows what others have said last", func() error { return checkOurs(n, &facts, unhealthy) })
+	stage.Eventually(t, "what is ours follows what others have said last", func() error { return checkOurs(n, &facts, unhealthy) })
 }
 
 // settle puts the foreign content onto the Node, and waits until nothing of it
 // makes a difference any more.
 func (c *contested) settle() {
-	c.t.Helper()
+	c.T.Helper()
 	now := metav1.NewTime(time.Now().Truncate(time.Second))
 	c.patch(map[string]any{
 		"metadata": map[string]any{
@@ -159,20 +124,17 @@ func (c *contested) settle() {
 		s.Images = []corev1.ContainerImage{{Names: []string{"example.com/image:1"}, SizeBytes: 1 << 40}}
 		s.RuntimeHandlers = []corev1.NodeRuntimeHandler{{Name: "example"}}
 	})
-	dongles := func() error {
-		if q := c.mustGet().Status.Allocatable["example.com/dongle"]; q.Value() != 3 {
-			return errNotYet
-		}
-		return nil
-	}
-	eventually(c.t, "the foreign resources can be allocated", dongles)
-	got := c.mustGet().Status
+	stage.Until(c.T, "the foreign resources can be allocated", func() bool {
+		q := c.MustGet().Status.Allocatable["example.com/dongle"]
+		return q.Value() == 3
+	})
+	got := c.MustGet().Status
 	for what, there := range map[string]bool{
 		"conditions": len(got.Conditions) == 9, "addresses": len(got.Addresses) == 4, "volumes": len(got.VolumesAttached) == 2,
 		"images": len(got.Images) == 1, "handlers": len(got.RuntimeHandlers) == 1, "huge pages": !got.Capacity.Name("hugepages-2Mi", resource.BinarySI).IsZero(),
 	} {
 		if !there {
-			c.t.Errorf("the foreign %s are not there to begin with", what)
+			c.T.Errorf("the foreign %s are not there to begin with", what)
 		}
 	}
 }
@@ -180,16 +142,16 @@ func (c *contested) settle() {
 // rewrite changes the status as an administrator, until nobody is faster.
 func (c *contested) rewrite(change func(*corev1.NodeStatus)) *corev1.Node {
 	for {
-		got, err := c.get()
+		got, err := c.node.Get()
 		if err == nil {
 			change(&got.Status)
-			got, err = c.client.CoreV1().Nodes().UpdateStatus(context.Background(), got, metav1.UpdateOptions{})
+			got, err = c.Client.CoreV1().Nodes().UpdateStatus(context.Background(), got, metav1.UpdateOptions{})
 		}
 		if err == nil {
 			return got
 		}
 		if !apierrors.IsConflict(err) {
-			c.t.Errorf("foreign write: %v", err)
+			c.T.Errorf("foreign write: %v", err)
 			return &corev1.Node{}
 		}
 	}
@@ -254,7 +216,7 @@ func foreignOf(node *corev1.Node) []string {
 		delete(s.Allocatable, name)
 	}
 	s.NodeInfo = corev1.NodeSystemInfo{}
-	s.Conditions = slices.DeleteFunc(s.Conditions, func(c corev1.NodeCondition) bool { return slices.Contains(builtIn, c.Type) })
+	s.Conditions = slices.DeleteFunc(s.Conditions, func(c corev1.NodeCondition) bool { return slices.Contains(stage.BuiltIn, c.Type) })
 	// Conditions are found by their type. A patch in the kubelet's form brings them
 	// into an order.
 	slices.SortFunc(s.Conditions, func(a, b corev1.NodeCondition) int { return strings.Compare(string(a.Type), string(b.Type)) })
@@ -316,21 +278,18 @@ func (c *contested) write(i int) *corev1.Node {
 	}
 }
 
+// foreignPatch is not to end the test: it is called by the updater.
 func (c *contested) foreignPatch(patch map[string]any, subresources ...string) *corev1.Node {
 	data, err := json.Marshal(patch)
-	if err == nil {
-		var node *corev1.Node
-		if node, err = c.client.CoreV1().Nodes().Patch(context.Background(), c.name, types.StrategicMergePatchType, data, metav1.PatchOptions{}, subresources...); err == nil {
-			return node
-		}
-	}
-	c.t.Errorf("foreign write: %v", err)
-	return &corev1.Node{}
+	must.Note(c.T, err)
+	node, err := c.Client.CoreV1().Nodes().Patch(context.Background(), c.Name, types.StrategicMergePatchType, data, metav1.PatchOptions{}, subresources...)
+	must.Note(c.T, err)
+	return node
 }
 
 // checkOurs compares what is ours with the facts.
 func checkOurs(n *node, facts *statusnode.Facts, unhealthy error) error {
-	got := n.mustGet()
+	got := n.MustGet()
 	for _, v := range facts.Verdicts {
 		if c := nodewatch.Condition(got, corev1.NodeConditionType(v.Condition.String())); string(c.Status) != v.Status.String() {
 			return fmt.Errorf("%+v, want %s", c, v.Status)

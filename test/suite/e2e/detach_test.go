@@ -17,6 +17,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
 // claims makes volumes with pods on the node that use them, and plays the
@@ -49,7 +50,7 @@ func (c *claims) add(handle string) {
 		},
 	}, metav1.CreateOptions{})
 	must.OK(c.t, errors.Join(err1, err2))
-	eventually(c.t, handle+" has a pod", func() error { // its service account comes a little later
+	stage.Eventually(c.t, handle+" has a pod", func() error { // its service account comes a little later
 		_, err := c.client.CoreV1().Pods(namespace).Create(c.t.Context(), &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Name: handle},
 			Spec: corev1.PodSpec{
@@ -62,19 +63,19 @@ func (c *claims) add(handle string) {
 		}, metav1.CreateOptions{})
 		return err
 	})
-	eventually(c.t, handle+" is attached", func() error {
+	stage.Eventually(c.t, handle+" is attached", func() error {
 		a, err := c.attachment(handle)
 		if err != nil {
 			return err
 		}
 		if a == nil {
-			return errNotYet
+			return errors.New("not yet")
 		}
 		_, err = c.client.StorageV1().VolumeAttachments().Patch(c.t.Context(), a.Name, types.MergePatchType,
 			[]byte(`{"status":{"attached":true}}`), metav1.PatchOptions{}, "status")
 		return err
 	})
-	eventually(c.t, handle+" is on the Node", func() error {
+	stage.Eventually(c.t, handle+" is on the Node", func() error {
 		node, err := c.client.CoreV1().Nodes().Get(context.Background(), c.node, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -112,10 +113,10 @@ func (c *claims) deletePod(handle string) {
 func (c *claims) waitDetached(handle string) {
 	c.t.Helper()
 	began := time.Now()
-	eventually(c.t, handle+" is detached", func() error {
+	stage.Eventually(c.t, handle+" is detached", func() error {
 		a, err := c.attachment(handle)
 		if err == nil && a != nil {
-			err = errNotYet
+			err = errors.New("not yet")
 		}
 		return err
 	})
@@ -139,12 +140,12 @@ func TestNothingMountedIsDetached(t *testing.T) {
 	root.unstaged = true
 	cp := controlplane.StartExclusive(t, controlplane.Options{Controllers: true})
 	n := newNode(t, cp, agent.Config{"rootDirectory": root.dir})
-	a := n.startReady()
-	eventually(t, "a look has found no volume", func() error {
+	a := n.StartReady()
+	stage.Eventually(t, "a look has found no volume", func() error {
 		_, err := a.Metric(context.Background(), "nodeprobe_volumes_in_use")
 		return err
 	})
-	c := &claims{t, cp.Client(), n.name}
+	c := &claims{t, cp.Client(), n.Name}
 	attach := true
 	must.Get(cp.Client().StorageV1().CSIDrivers().Create(t.Context(), &storagev1.CSIDriver{
 		ObjectMeta: metav1.ObjectMeta{Name: csiDriver}, Spec: storagev1.CSIDriverSpec{AttachRequired: &attach},
@@ -165,8 +166,8 @@ func TestNothingMountedIsDetached(t *testing.T) {
 
 	root.write("mounted", "garbage")
 	a.Stop()
-	a = n.startReady()
-	waitLogged(t, a, "volumes in use cannot be read; keeping those known before", 0)
+	a = n.StartReady()
+	stage.WaitLogged(t, a, "volumes in use cannot be read; keeping those known before", 0)
 	c.deletePod("second")
 	c.waitDetached("second")
 	c.mustBeAttached("unknown", "mounted")

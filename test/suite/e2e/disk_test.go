@@ -41,8 +41,8 @@ func TestFilesystemChanges(t *testing.T) {
 				"bpf": mode, "sampleInterval": "10s", "evictionPressureTransitionPeriod": "0s", "rootDirectory": fs.Dir,
 				"evictionHard": agent.Hard(map[string]string{"nodefs.available": fmt.Sprint(limit)}),
 			})
-			a := n.startReady()
-			n.waitCondition(corev1.NodeDiskPressure, corev1.ConditionFalse)
+			a := n.StartReady()
+			n.WaitCondition(corev1.NodeDiskPressure, corev1.ConditionFalse)
 			changes := 0
 			run := func(steps ...diskStep) {
 				t.Helper()
@@ -81,7 +81,7 @@ func TestFilesystemChanges(t *testing.T) {
 				diskStep{"emptied", fs.Empty, "False"},
 				diskStep{"filled for good", func() error { return fs.Fill(10 << 20) }, "True"},
 			)
-			n.waitCondition(corev1.NodeDiskPressure, corev1.ConditionTrue)
+			n.WaitCondition(corev1.NodeDiskPressure, corev1.ConditionTrue)
 			if all := changed(t, a); len(all) != changes {
 				t.Errorf("%d changes, of which only %d had a reason: %+v", len(all), changes, all)
 			}

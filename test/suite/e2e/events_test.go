@@ -15,16 +15,17 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
 // events returns the Events that "kubectl describe node" would show.
 func (n *node) events() ([]corev1.Event, error) {
-	found, err := n.get()
+	found, err := n.Get()
 	if err != nil {
 		return nil, err
 	}
-	list, err := n.client.CoreV1().Events("").List(context.Background(), metav1.ListOptions{
-		FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + n.name + ",involvedObject.uid=" + string(found.UID),
+	list, err := n.Client.CoreV1().Events("").List(context.Background(), metav1.ListOptions{
+		FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + n.Name + ",involvedObject.uid=" + string(found.UID),
 	})
 	if err != nil {
 		return nil, err
@@ -34,9 +35,9 @@ func (n *node) events() ([]corev1.Event, error) {
 
 // waitEvent waits for an Event with a reason whose message holds a text.
 func (n *node) waitEvent(reason, text string) corev1.Event {
-	n.t.Helper()
+	n.T.Helper()
 	var found corev1.Event
-	eventually(n.t, "there is an event "+reason, func() error {
+	stage.Eventually(n.T, "there is an event "+reason, func() error {
 		events, err := n.events()
 		if err != nil {
 			return err
@@ -59,9 +60,9 @@ func (n *node) waitEvent(reason, text string) corev1.Event {
 func TestEvents(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, controlplane.StartForTest(t), agent.Config{"bpf": "auto"})
-	a := n.startReady()
+	a := n.StartReady()
 	for _, reason := range []string{"NodeHasSufficientMemory", "NodeHasNoDiskPressure", "NodeHasSufficientPID"} {
-		n.waitEvent(reason, n.name)
+		n.waitEvent(reason, n.Name)
 	}
 
 	pid := must.Get(pressure.OOMKill())(t)
@@ -78,20 +79,20 @@ func TestEvents(t *testing.T) {
 	if strings.ContainsFunc(e.Message, unicode.IsControl) || !strings.Contains(e.Message, fmt.Sprintf(`%d ("a\nb\x1b[31m")`, pid)) {
 		t.Errorf("message of an event: %q", e.Message)
 	}
-	for _, r := range logged(t, a, "process killed for lack of memory") {
+	for _, r := range stage.Logged(t, a, "process killed for lack of memory") {
 		if strings.ContainsFunc(r.Line, unicode.IsControl) {
 			t.Errorf("line of the log: %q", r.Line)
 		}
 	}
 
-	if _, err := n.client.CoreV1().Nodes().Patch(t.Context(), n.name, "application/merge-patch+json",
+	if _, err := n.Client.CoreV1().Nodes().Patch(t.Context(), n.Name, "application/merge-patch+json",
 		[]byte(`{"spec":{"unschedulable":true}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	n.waitEvent("NodeNotSchedulable", n.name)
+	n.waitEvent("NodeNotSchedulable", n.Name)
 
 	a.Stop()
-	n.startReady()
+	n.StartReady()
 	events := must.Get(n.events())(t)
 	times := map[string]int32{}
 	for _, e := range events {
@@ -106,7 +107,7 @@ func TestEvents(t *testing.T) {
 func TestOOMKillWithoutBPF(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, controlplane.StartForTest(t), agent.Config{"bpf": "off"})
-	n.startReady()
+	n.StartReady()
 	must.Get(pressure.OOMKill())(t)
 	n.waitEvent("OOMKilling", "killed for lack of memory; the kernel did not report which")
 }
@@ -119,7 +120,7 @@ func TestReadOnlyFilesystem(t *testing.T) {
 	n := newNode(t, controlplane.StartForTest(t), agent.Config{
 		"bpf": "auto", "sampleInterval": "10s", "rootDirectory": fs.Dir, "evictionHard": map[string]string{"nodefs.available": "5%"},
 	})
-	n.startReady()
+	n.StartReady()
 	for _, step := range []struct {
 		name   string
 		change func() error
@@ -133,7 +134,7 @@ func TestReadOnlyFilesystem(t *testing.T) {
 	} {
 		began := time.Now()
 		must.OK(t, step.change())
-		eventually(t, step.name, func() error {
+		stage.Eventually(t, step.name, func() error {
 			events, err := n.events()
 			count := int32(0)
 			for _, e := range events {

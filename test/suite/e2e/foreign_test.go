@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"testing"
@@ -15,6 +16,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
 const (
@@ -26,12 +28,12 @@ const (
 // addForeign puts onto the Node what others put there: an administrator, a
 // device plugin, a problem detector.
 func (n *node) addForeign() {
-	n.t.Helper()
+	n.T.Helper()
 	n.patch(map[string]any{
 		"metadata": map[string]any{
 			"labels": map[string]string{foreignKey: "label"}, "annotations": map[string]string{foreignKey: "annotation"},
 		},
-		"spec": map[string]any{"taints": append(n.mustGet().Spec.Taints, corev1.Taint{Key: foreignKey, Value: "taint", Effect: corev1.TaintEffectNoExecute})},
+		"spec": map[string]any{"taints": append(n.MustGet().Spec.Taints, corev1.Taint{Key: foreignKey, Value: "taint", Effect: corev1.TaintEffectNoExecute})},
 	})
 	now := metav1.Now()
 	n.patchStatus(map[string]any{
@@ -46,43 +48,44 @@ func (n *node) addForeign() {
 
 // wantForeign checks that it all is still there.
 func (n *node) wantForeign() {
-	n.t.Helper()
-	got := n.mustGet()
+	n.T.Helper()
+	got := n.MustGet()
 	condition := nodewatch.Condition(got, foreignCondition)
 	capacity := got.Status.Capacity[foreignKey]
 	devices, usable := got.Status.Capacity[foreignDevice], got.Status.Allocatable[foreignDevice]
 	if got.Labels[foreignKey] != "label" || got.Annotations[foreignKey] != "annotation" ||
-		!hasTaint(got, corev1.Taint{Key: foreignKey, Value: "taint", Effect: corev1.TaintEffectNoExecute}) ||
+		!stage.HasTaint(got, corev1.Taint{Key: foreignKey, Value: "taint", Effect: corev1.TaintEffectNoExecute}) ||
 		condition.Status != corev1.ConditionTrue || condition.Message != "for example" || capacity.Cmp(resource.MustParse("3")) != 0 ||
 		devices.Cmp(resource.MustParse("4")) != 0 || usable.Cmp(resource.MustParse("3")) != 0 {
-		n.t.Errorf("something foreign was lost: labels %v, annotations %v, taints %+v, condition %+v, capacity %v, allocatable %v",
+		n.T.Errorf("something foreign was lost: labels %v, annotations %v, taints %+v, condition %+v, capacity %v, allocatable %v",
 			got.Labels, got.Annotations, got.Spec.Taints, condition, got.Status.Capacity, got.Status.Allocatable)
 	}
 }
 
-func (n *node) patch(patch map[string]any, subresources ...string) {
-	n.t.Helper()
-	data := must.Get(json.Marshal(patch))(n.t)
-	must.Get(n.client.CoreV1().Nodes().Patch(n.t.Context(), n.name, types.StrategicMergePatchType, data, metav1.PatchOptions{}, subresources...))(n.t)
+// patchAs patches the Node under the name of a field manager.
+func (n *node) patchAs(manager string, patch map[string]any, subresources ...string) *corev1.Node {
+	n.T.Helper()
+	data := must.Get(json.Marshal(patch))(n.T)
+	return must.Get(n.Client.CoreV1().Nodes().Patch(context.Background(), n.Name, types.StrategicMergePatchType, data, metav1.PatchOptions{FieldManager: manager}, subresources...))(n.T)
 }
 
-func (n *node) patchStatus(status map[string]any) {
-	n.t.Helper()
-	n.patch(map[string]any{"status": status}, "status")
+func (n *node) patch(patch map[string]any, subresources ...string) *corev1.Node {
+	n.T.Helper()
+	return n.patchAs("", patch, subresources...)
 }
 
-// builtIn are the conditions that nodeprobe answers for.
-var builtIn = []corev1.NodeConditionType{
-	corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure, corev1.NodeReady,
+func (n *node) patchStatus(status map[string]any) *corev1.Node {
+	n.T.Helper()
+	return n.patch(map[string]any{"status": status}, "status")
 }
 
 // markUnknown does what the node lifecycle controller does to a node that it
 // takes for dead.
 func (n *node) markUnknown() {
-	n.t.Helper()
+	n.T.Helper()
 	now := metav1.Now()
 	var conditions []corev1.NodeCondition
-	for _, c := range builtIn {
+	for _, c := range stage.BuiltIn {
 		conditions = append(conditions, corev1.NodeCondition{
 			Type: c, Status: corev1.ConditionUnknown, LastTransitionTime: now,
 			Reason: "NodeStatusUnknown", Message: "Kubelet stopped posting node status.",
@@ -93,13 +96,9 @@ func (n *node) markUnknown() {
 
 // waitMended waits until the built-in conditions are as they should be.
 func (n *node) waitMended() {
-	n.t.Helper()
-	eventually(n.t, "the conditions are mended", func() error {
-		got, err := n.get()
-		if err != nil {
-			return err
-		}
-		for _, c := range builtIn {
+	n.T.Helper()
+	n.Eventually("the conditions are mended", func(got *corev1.Node) error {
+		for _, c := range stage.BuiltIn {
 			want := corev1.ConditionFalse
 			if c == corev1.NodeReady {
 				want = corev1.ConditionTrue
@@ -117,31 +116,26 @@ func (n *node) waitMended() {
 func TestForeignWrites(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeStatusReportFrequency": "1s"})
-	a := n.startReady()
+	a := n.StartReady()
 	n.addForeign()
 	n.markUnknown()
 	n.waitMended()
-	before := must.Get(a.Metric(t.Context(), `nodeprobe_status_patches_total{reason="period",result="success"}`))(t)
-	eventually(t, "the unchanged status is posted twice more", func() error {
-		after, err := a.Metric(t.Context(), `nodeprobe_status_patches_total{reason="period",result="success"}`)
-		if err == nil && after < before+2 {
-			err = errNotYet
-		}
-		return err
-	})
+	const posted = `nodeprobe_status_patches_total{reason="period",result="success"}`
+	before := must.Get(a.Metric(t.Context(), posted))(t)
+	stage.Until(t, "the unchanged status is posted twice more", func() bool { return must.Get(a.Metric(t.Context(), posted))(t) >= before+2 })
 	n.wantForeign()
-	allocatable := n.mustGet().Status.Allocatable[foreignKey]
+	allocatable := n.MustGet().Status.Allocatable[foreignKey]
 	if allocatable.Cmp(resource.MustParse("3")) != 0 {
 		t.Errorf("allocatable of the foreign resource: %s, want 3", allocatable.String())
 	}
 	n.patchStatus(map[string]any{"capacity": map[string]string{foreignKey: "8", foreignDevice: "8"}})
-	eventually(t, "what is advertised by its capacity alone can be allocated", func() error {
-		if q := n.mustGet().Status.Allocatable[foreignKey]; q.Cmp(resource.MustParse("8")) != 0 {
+	stage.Eventually(t, "what is advertised by its capacity alone can be allocated", func() error {
+		if q := n.MustGet().Status.Allocatable[foreignKey]; q.Cmp(resource.MustParse("8")) != 0 {
 			return fmt.Errorf("allocatable %s of 8", q.String())
 		}
 		return nil
 	})
-	if usable := n.mustGet().Status.Allocatable[foreignDevice]; usable.Cmp(resource.MustParse("3")) != 0 {
+	if usable := n.MustGet().Status.Allocatable[foreignDevice]; usable.Cmp(resource.MustParse("3")) != 0 {
 		t.Errorf("%s of 8 devices can be allocated, want 3 as their owner says", usable.String())
 	}
 }
@@ -150,29 +144,29 @@ func TestForeignWrites(t *testing.T) {
 func TestForeignAddresses(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, controlplane.StartForTest(t), agent.Config{"cloudProvider": "external", "nodeStatusReportFrequency": "1s"})
-	a := n.startReady()
-	if want := (corev1.Taint{Key: "node.cloudprovider.kubernetes.io/uninitialized", Value: "true", Effect: corev1.TaintEffectNoSchedule}); !hasTaint(n.mustGet(), want) {
-		t.Errorf("taints: %+v, want %+v among them", n.mustGet().Spec.Taints, want)
+	a := n.StartReady()
+	if want := (corev1.Taint{Key: "node.cloudprovider.kubernetes.io/uninitialized", Value: "true", Effect: corev1.TaintEffectNoSchedule}); !stage.HasTaint(n.MustGet(), want) {
+		t.Errorf("taints: %+v, want %+v among them", n.MustGet().Spec.Taints, want)
 	}
 	want := []corev1.NodeAddress{
 		{Type: corev1.NodeExternalIP, Address: "192.0.2.7"},
 		{Type: corev1.NodeExternalIP, Address: "2001:db8::7"},
 		{Type: corev1.NodeExternalDNS, Address: "seven.example.com"},
 	}
-	got := n.mustGet()
+	got := n.MustGet()
 	got.Status.Addresses = want
-	eventually(t, "the addresses are set", func() error {
-		_, err := n.client.CoreV1().Nodes().UpdateStatus(t.Context(), got, metav1.UpdateOptions{})
+	stage.Eventually(t, "the addresses are set", func() error {
+		_, err := n.Client.CoreV1().Nodes().UpdateStatus(t.Context(), got, metav1.UpdateOptions{})
 		if err != nil {
-			got = n.mustGet()
+			got = n.MustGet()
 			got.Status.Addresses = want
 		}
 		return err
 	})
 	n.markUnknown() // so that there is something to post
 	n.waitMended()
-	must.Note(t, wantCode(a, "/readyz", 200))
-	if addresses := n.mustGet().Status.Addresses; fmt.Sprint(addresses) != fmt.Sprint(want) {
+	must.Note(t, stage.Code(a, "/readyz", 200))
+	if addresses := n.MustGet().Status.Addresses; fmt.Sprint(addresses) != fmt.Sprint(want) {
 		t.Errorf("addresses: %+v, want %+v", addresses, want)
 	}
 }
@@ -182,13 +176,13 @@ func TestForeignAddresses(t *testing.T) {
 func TestMendsUnknown(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeStatusUpdateFrequency": "1h", "nodeStatusReportFrequency": "1h"})
-	n.startReady()
+	n.StartReady()
 	// Once more often than changes are posted in a burst.
 	for range 4 {
 		before := time.Now().Truncate(time.Second)
 		n.markUnknown()
 		n.waitMended()
-		for _, c := range n.mustGet().Status.Conditions {
+		for _, c := range n.MustGet().Status.Conditions {
 			if c.LastTransitionTime.Time.Before(before) {
 				t.Errorf("%s changed at %s, want not before %s", c.Type, c.LastTransitionTime, before)
 			}

@@ -2,9 +2,8 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
-	"strings"
+	"fmt"
 	"testing"
 	"time"
 
@@ -19,45 +18,92 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/fault"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/process"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
-// asKubelet is how the API server sees what a kubelet writes.
-var asKubelet = metav1.PatchOptions{FieldManager: "kubelet"}
+// kubeletManager is the field manager under which the API server sees what a kubelet writes.
+const kubeletManager = "kubelet"
 
-// renewAsKubelet renews the Node's Lease under a kubelet's name.
-func (n *node) renewAsKubelet() {
-	n.t.Helper()
-	must.OK(n.t, n.renewAs(n.t.Context(), asKubelet.FieldManager))
+const (
+	stoodDown  = "this node has another status writer: nothing more is written to the API server"
+	cannotTell = "cannot tell yet whether a kubelet is alive"
+)
+
+// createLease makes the Lease of a holder that a field manager has renewed at some time.
+func (n *node) createLease(holder, manager string, renewed time.Time) *coordinationv1.Lease {
+	n.T.Helper()
+	at := metav1.NewMicroTime(renewed)
+	return must.Get(n.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(n.T.Context(), &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: n.Name},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &holder, RenewTime: &at, LeaseDurationSeconds: new(int32(40))},
+	}, metav1.CreateOptions{FieldManager: manager}))(n.T)
 }
 
+// renewAs renews the Node's Lease under the name of a field manager.
 func (n *node) renewAs(ctx context.Context, manager string) error {
-	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"renewTime": metav1.NowMicro()}})
-	if err == nil {
-		_, err = n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Patch(ctx, n.name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: manager})
-	}
+	patch := fmt.Appendf(nil, `{"spec":{"renewTime":%q}}`, time.Now().UTC().Format(metav1.RFC3339Micro))
+	_, err := n.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Patch(ctx, n.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: manager})
 	return err
 }
 
-// A kubelet that is alive already: own mode does not start.
-func TestGuardRefusesToStart(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, controlplane.StartForTest(t), agent.Config{})
-	_, err := n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(t.Context(),
-		&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: n.name}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &n.name}}, metav1.CreateOptions{})
-	must.OK(t, err)
-	n.renewAsKubelet()
-	a, err := agent.Start(t.Context(), n.spec)
+// keepRenewing renews the Lease as a field manager every so often until stop is called,
+// or the test ends.
+func (n *node) keepRenewing(manager string, every time.Duration) (stop func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for ctx.Err() == nil {
+			if err := n.renewAs(ctx, manager); err != nil && ctx.Err() == nil {
+				n.T.Error(err)
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(every):
+			}
+		}
+	}()
+	stop = func() { cancel(); <-ended }
+	n.T.Cleanup(stop)
+	return stop
+}
+
+// wantUntouched wants nobody to write to the Node and its Lease for a time.
+func (n *node) wantUntouched(d time.Duration) {
+	n.T.Helper()
+	node, lease := n.MustGet(), must.Get(n.Lease())(n.T)
+	time.Sleep(d)
+	if now := n.MustGet(); now.ResourceVersion != node.ResourceVersion {
+		n.T.Errorf("the node was written to: %+v", now.Status.Conditions)
+	}
+	if now, err := n.Lease(); err != nil || now.ResourceVersion != lease.ResourceVersion {
+		n.T.Errorf("the lease was written to: %+v, %v", now, err)
+	}
+}
+
+// waitStoodDown waits until nodeprobe has left the node to somebody else.
+func waitStoodDown(t *testing.T, a *agent.Agent) agent.Record {
+	t.Helper()
+	stage.WaitUnready(t, a, "[-]status failed: stood down until restart: kubelet ")
+	stage.WaitUnready(t, a, "[-]lease failed: stood down until restart: kubelet ")
+	stage.Eventually(t, "the metric tells", func() error { return stage.Metric(a, "nodeprobe_stood_down", 1) })
+	must.Note(t, stage.Code(a, "/livez", 200))
+	return stage.WaitLogged(t, a, stoodDown, 0)
+}
+
+// wantRefused wants own mode not to start, with exit code 4, and returns what it said.
+func (n *node) wantRefused() (log string) {
+	n.T.Helper()
+	a, err := agent.Start(n.T.Context(), n.Spec)
 	if err == nil {
 		a.Stop()
-		t.Fatal("it has started")
+		n.T.Fatal("nodeprobe has started beside a kubelet")
 	}
 	exit, ok := errors.AsType[*process.ExitError](err)
-	if !ok || exit.Err.Error() != "exit status 4" || !strings.Contains(exit.Log, "kubelet renewed its lease") || !strings.Contains(exit.Log, "one status writer") {
-		t.Errorf("it does not say why: %v", err)
+	if !ok || exit.Err.Error() != "exit status 4" {
+		n.T.Fatalf("it ended with %v", err)
 	}
-	if _, err := n.get(); err == nil {
-		t.Error("there is a Node")
-	}
+	return exit.Log
 }
 
 // A Lease that another agent has left behind, in its own name: that is no other
@@ -65,16 +111,13 @@ func TestGuardRefusesToStart(t *testing.T) {
 func TestLeaseLeftBehind(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeLeaseDurationSeconds": 4})
-	holder, renewed := "other-agent", metav1.NewMicroTime(time.Now().Add(-time.Hour))
-	must.Get(n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(t.Context(), &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Name: n.name}, Spec: coordinationv1.LeaseSpec{HolderIdentity: &holder, RenewTime: &renewed},
-	}, metav1.CreateOptions{FieldManager: holder}))(t)
-	a := n.startReady()
-	n.waitRenewed(time.Now())
-	if lease, err := n.lease(); err != nil || *lease.Spec.HolderIdentity != holder {
+	n.createLease("other-agent", "other-agent", time.Now().Add(-time.Hour))
+	a := n.StartReady()
+	n.WaitRenewed(time.Now())
+	if lease, err := n.Lease(); err != nil || *lease.Spec.HolderIdentity != "other-agent" {
 		t.Errorf("lease %+v, error %v: its holder is for others to change", lease, err)
 	}
-	must.Note(t, wantCode(a, "/readyz", 200))
+	must.Note(t, stage.Code(a, "/readyz", 200))
 }
 
 // A kubelet that comes later: nothing more is written, for as long as the process
@@ -82,136 +125,82 @@ func TestLeaseLeftBehind(t *testing.T) {
 func TestGuardStandsDown(t *testing.T) {
 	for name, appear := range map[string]func(n *node){
 		"status": func(n *node) {
-			_, err := n.client.CoreV1().Nodes().Patch(n.t.Context(), n.name, types.StrategicMergePatchType,
-				[]byte(`{"status":{"conditions":[{"type":"Ready","status":"True","reason":"KubeletReady","message":"from a kubelet"}]}}`), asKubelet, "status")
-			must.OK(n.t, err)
+			n.patchAs(kubeletManager, map[string]any{"status": map[string]any{"conditions": []any{
+				map[string]string{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "from a kubelet"},
+			}}}, "status")
 		},
-		"lease": func(n *node) { n.renewAsKubelet() },
+		"lease": func(n *node) { must.OK(n.T, n.renewAs(n.T.Context(), kubeletManager)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, controlplane.StartForTest(t), agent.Config{
-				"nodeStatusReportFrequency": "1s", "nodeStatusUpdateFrequency": "1s", "nodeLeaseDurationSeconds": 4,
-			})
-			a := n.startReady()
+			n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeStatusReportFrequency": "1s"})
+			a := n.StartReady()
 			appear(n)
-			eventually(t, "nodeprobe is not ready", func() error { return wantCode(a, "/readyz", 503) })
-			must.Note(t, wantCode(a, "/livez", 200))
-			eventually(t, "the metric tells", func() error {
-				down, err := a.Metric(t.Context(), "nodeprobe_stood_down")
-				if err == nil && down != 1 {
-					err = errNotYet
-				}
-				return err
-			})
-			time.Sleep(2 * time.Second) // a write that was on its way may still arrive
-			node := n.mustGet()
-			lease := must.Get(n.lease())(t)
-			time.Sleep(6 * time.Second) // longer than each of its periods, and than the lease
-			if now := n.mustGet(); now.ResourceVersion != node.ResourceVersion {
-				t.Errorf("the node was written to: %+v", now.Status.Conditions)
-			}
-			if now, err := n.lease(); err != nil || now.ResourceVersion != lease.ResourceVersion {
-				t.Errorf("the lease was written to: %+v, %v", now, err)
-			}
-			waitLogged(t, a, "this node has another status writer: nothing more is written to the API server", 0)
+			waitStoodDown(t, a)
+			time.Sleep(2 * time.Second)      // a write that was on its way may still arrive
+			n.wantUntouched(6 * time.Second) // longer than each of its periods, and than the lease
 		})
 	}
 }
 
 // A kubelet is alive, and nobody can tell: its Lease cannot be read when nodeprobe
-// starts. It writes nothing, says why, and stands down as soon as it can read.
+// starts. It writes nothing, reports why, and stands down as soon as it can read.
 func TestGuardCannotTell(t *testing.T) {
 	t.Parallel()
 	cp := controlplane.StartForTest(t)
-	for name, unreadable := range map[string][]string{
-		"lease": {leasesPath + "/*"}, "lease and node": {leasesPath + "/*", nodesPath + "/*"},
-	} {
+	for name, unreadable := range map[string][]string{"lease": {leasePath}, "lease and node": {leasePath, stage.NodesPath + "/*"}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, cp, agent.Config{"lastWord": "gone for maintenance"})
-			proxy := n.through(cp)
-			n.playKubelet()
-
+			proxy := n.Through()
+			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: map[string]string{corev1.LabelHostname: n.Name}}}
+			must.Get(n.Client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{FieldManager: kubeletManager}))(t)
+			n.createLease(n.Name, kubeletManager, time.Now())
+			n.keepRenewing(kubeletManager, time.Second)
 			for _, path := range unreadable {
 				proxy.Inject(fault.Rule{Methods: []string{"GET"}, Path: path, Fault: fault.Status(503)})
 			}
-			a := n.start()
-			const want = "cannot tell yet whether a kubelet is alive"
-			eventually(t, "it has tried to read more than once", func() error {
-				if proxy.Count("GET", leasesPath+"/*") < 3 {
-					return errNotYet
-				}
-				return nil
-			})
-			wantReadyz(t, a, want)
-			waitComplaint(t, a, "node status is not posted", want)
-			must.Note(t, wantMetric(a, "nodeprobe_stood_down", 0))
-			checkOnce(t, a)
+			a := n.Start()
+			stage.Until(t, "it has tried to read more than once", func() bool { return proxy.Count("GET", leasePath) >= 3 })
+			stage.WaitUnready(t, a, cannotTell)
+			stage.WaitComplaint(t, a, notPosted, cannotTell)
+			must.Note(t, stage.Metric(a, "nodeprobe_stood_down", 0))
+			stage.CheckOnce(t, a)
 			proxy.Clear()
 			waitStoodDown(t, a)
 			time.Sleep(5 * time.Second)
 			a.Stop()
-			for _, r := range proxy.Requests() {
-				if r.Method != "GET" {
-					t.Errorf("written beside a kubelet that is alive: %s", r)
-				}
-			}
+			wantOnlyReads(t, proxy)
 		})
 	}
-}
-
-// playKubelet creates the Node and renews its Lease as a kubelet does, until the test
-// ends.
-func (n *node) playKubelet() {
-	n.t.Helper()
-	created := metav1.CreateOptions{FieldManager: "kubelet"}
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name, Labels: map[string]string{corev1.LabelHostname: n.name}}}
-	must.Get(n.client.CoreV1().Nodes().Create(n.t.Context(), node, created))(n.t)
-	n.createLease("kubelet", time.Now())
-	ctx, stop := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	n.t.Cleanup(func() { stop(); <-done })
-	go func() {
-		defer close(done)
-		for range time.Tick(time.Second) {
-			if ctx.Err() != nil {
-				return
-			}
-			if err := n.renewAs(ctx, "kubelet"); err != nil && ctx.Err() == nil {
-				n.t.Error(err)
-			}
-		}
-	}()
-}
-
-// createLease is the Lease that a field manager has renewed at some time.
-func (n *node) createLease(manager string, renewed time.Time) {
-	n.t.Helper()
-	at := metav1.NewMicroTime(renewed)
-	must.Get(n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(n.t.Context(), &coordinationv1.Lease{
-		ObjectMeta: metav1.ObjectMeta{Name: n.name},
-		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &n.name, RenewTime: &at, LeaseDurationSeconds: new(int32(40))},
-	}, metav1.CreateOptions{FieldManager: manager}))(n.t)
 }
 
 // A Lease that a kubelet renewed 2 s ago is a live kubelet's, at first sight: it is left
 // alone even where it could not be read at the very start, and is never renewed again.
 func TestGuardKubeletsLease(t *testing.T) {
 	t.Parallel()
-	n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeStatusUpdateFrequency": "1h"})
-	proxy := n.through(controlplane.StartForTest(t))
-	n.createLease("kubelet", time.Now().Add(-2*time.Second))
-	before := must.Get(n.lease())(t)
-	proxy.Inject(fault.Rule{Methods: []string{"GET"}, Path: leasesPath + "/*", Count: 1, Fault: fault.Reset()})
-	a := n.start()
-	waitStoodDown(t, a)
-	time.Sleep(5 * time.Second)
-	if lease, err := n.lease(); err != nil || lease.ResourceVersion != before.ResourceVersion {
-		t.Errorf("the lease was written to: %+v, %v", lease, err)
-	}
-	if _, err := n.get(); !apierrors.IsNotFound(err) {
-		t.Errorf("there is a Node: %v", err)
+	for _, readable := range []bool{true, false} {
+		t.Run(fmt.Sprint("readable ", readable), func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeStatusUpdateFrequency": "1h"})
+			proxy := n.Through()
+			before := n.createLease(n.Name, kubeletManager, time.Now().Add(-2*time.Second))
+			if readable {
+				if log := n.wantRefused(); !kubeletAlive.MatchString(log) {
+					t.Errorf("it does not say why: %s", log)
+				}
+			} else {
+				proxy.Inject(fault.Rule{Methods: []string{"GET"}, Path: leasePath, Count: 1, Fault: fault.Reset()})
+				waitStoodDown(t, n.Start())
+				time.Sleep(5 * time.Second)
+			}
+			if lease, err := n.Lease(); err != nil || lease.ResourceVersion != before.ResourceVersion {
+				t.Errorf("the lease was written to: %+v, %v", lease, err)
+			}
+			if _, err := n.Get(); !apierrors.IsNotFound(err) {
+				t.Errorf("there is a Node: %v", err)
+			}
+		})
 	}
 }
 
@@ -219,32 +208,56 @@ func TestGuardKubeletsLease(t *testing.T) {
 // any start.
 func TestGuardReadsInTheEnd(t *testing.T) {
 	t.Parallel()
-	for _, manager := range []string{"kubelet", "nodeprobe"} {
+	for manager, age := range map[string]time.Duration{
+		kubeletManager: 41 * time.Second, // a kubelet's that is gone
+		"nodeprobe":    time.Second,      // our own, before a restart
+	} {
 		t.Run(manager, func(t *testing.T) {
 			t.Parallel()
 			n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeStatusUpdateFrequency": "1h"})
-			proxy := n.through(controlplane.StartForTest(t))
+			proxy := n.Through()
 			began := time.Now()
-			age := 41 * time.Second // a kubelet's that is gone
-			if manager == "nodeprobe" {
-				age = time.Second // our own, before a restart
-			}
-			n.createLease(manager, began.Add(-age))
+			n.createLease(n.Name, manager, began.Add(-age))
 			proxy.Refuse()
-			a := n.start()
-			wantReadyz(t, a, "cannot tell yet whether a kubelet is alive")
+			a := n.Start()
+			stage.WaitUnready(t, a, cannotTell)
 			must.OK(t, proxy.Accept())
-			n.waitReady(a)
-			n.waitRenewed(began)
-			checkConditions(t, n.mustGet())
-			checkOnce(t, a)
+			n.WaitReady(a)
+			n.WaitRenewed(began)
+			checkConditions(t, n.MustGet())
+			stage.CheckOnce(t, a)
 		})
 	}
 }
 
-// waitStoodDown waits until nodeprobe has left the node to somebody else.
-func waitStoodDown(t *testing.T, a *agent.Agent) {
-	t.Helper()
-	eventually(t, "nodeprobe has stood down", func() error { return wantMetric(a, "nodeprobe_stood_down", 1) })
-	wantReadyz(t, a, "stood down until restart: kubelet ")
+// Another nodeprobe renews the same Lease (beside a kubelet this one would stand
+// down for good). Two heartbeats in one Lease would hide the death of either sender,
+// so nodeprobe gives way, and reports it.
+func TestForeignHeartbeat(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, controlplane.StartForTest(t), nil)
+	proxy := n.Through()
+	a := n.StartReady()
+	stop := n.keepRenewing("nodeprobe", 100*time.Millisecond)
+	const metric = "nodeprobe_heartbeat_foreign_writer"
+	stage.Eventually(t, metric+" is 1", func() error { return stage.Metric(a, metric, 1) })
+	r := stage.WaitLogged(t, a, "not renewing the lease: somebody else does", 0)
+	if r.Level != "WARN" {
+		t.Errorf("logged at level %s: %s", r.Level, r.Line)
+	}
+	must.Note(t, stage.Code(a, "/readyz", 503))
+	// From here on there must be no successful write of ours while the other
+	// writes. Each of our rounds begins with a look at the Lease.
+	proxy.Forget()
+	stage.Until(t, "nodeprobe has looked at the lease three times", func() bool { return proxy.Count("GET", leasePath) >= 3 })
+	if puts := proxy.Count("PUT", ""); puts > 0 {
+		t.Errorf("%d writes over a fresh heartbeat", puts)
+	}
+	stage.CheckOnce(t, a)
+	// The other falls silent, and after its last renewal has run out nodeprobe
+	// takes over.
+	stop()
+	n.WaitRenewed(time.Now())
+	stage.Eventually(t, metric+" is 0", func() error { return stage.Metric(a, metric, 0) })
+	n.WaitReady(a)
 }

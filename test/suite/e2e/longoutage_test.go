@@ -17,6 +17,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
 var outageLength = flag.Duration("outage", 20*time.Second, "how long the API server is away in TestLongOutage")
@@ -68,17 +69,17 @@ func TestLongOutage(t *testing.T) {
 		flips: map[corev1.NodeConditionType]time.Time{}, interval: lease / 4,
 	}
 	o.node, o.disk = newFullableNode(t, o.cp, config)
-	o.spec.Args = o.machine.flags()
-	o.proxy = o.through(o.cp)
+	o.Spec.Args = o.machine.flags()
+	o.proxy = o.Through()
 	o.machine.tasks(1 << 30)
-	o.agent = o.startReady()
-	o.waitCondition(corev1.NodePIDPressure, corev1.ConditionTrue)
+	o.agent = o.StartReady()
+	o.WaitCondition(corev1.NodePIDPressure, corev1.ConditionTrue)
 	o.changes = len(changed(t, o.agent))
 
 	time.Sleep(settles)
 	monitor, calm := watchVitals(t, o.agent), time.Now()
 	time.Sleep(watched)
-	o.before = o.mustGet()
+	o.before = o.MustGet()
 	o.play()
 	o.checkLease()
 	o.checkPatch()
@@ -122,18 +123,18 @@ func TestLongOutage(t *testing.T) {
 
 // play is the outage. Each condition has another story.
 func (o *outage) play() {
-	o.t.Helper()
+	o.T.Helper()
 	o.began = time.Now()
-	must.OK(o.t, o.cp.StopAPIServer())
+	must.OK(o.T, o.cp.StopAPIServer())
 	o.proxy.Refuse()
 	for _, step := range []struct {
 		at     float64 // of the outage's length
 		do     func()
 		change string // that nodeprobe is to see
 	}{
-		{0.1, func() { fill(o.t, o.disk) }, "DiskPressure True"},
+		{0.1, func() { fill(o.T, o.disk) }, "DiskPressure True"},
 		{0.2, func() { o.machine.tasks(100) }, "PIDPressure False"},
-		{0.3, func() { empty(o.t, o.disk) }, "DiskPressure False"},
+		{0.3, func() { empty(o.T, o.disk) }, "DiskPressure False"},
 		{0.35, func() { o.machine.killed(1); o.killed = time.Now() }, ""},
 		{0.4, func() { o.machine.tasks(1 << 30) }, "PIDPressure True"},
 		{0.5, o.hang, ""},
@@ -145,59 +146,59 @@ func (o *outage) play() {
 		if step.change != "" {
 			o.waitChange(step.change)
 		}
-		must.Note(o.t, wantCode(o.agent, "/livez", 200))
+		must.Note(o.T, stage.Code(o.agent, "/livez", 200))
 	}
-	must.Note(o.t, wantCode(o.agent, "/readyz", 503))
+	must.Note(o.T, stage.Code(o.agent, "/readyz", 503))
 	time.Sleep(time.Until(o.began.Add(*outageLength)))
-	must.OK(o.t, o.cp.StartAPIServer(o.t.Context()))
+	must.OK(o.T, o.cp.StartAPIServer(o.T.Context()))
 	o.proxy.Clear()
 	o.back = time.Now()
-	o.t.Logf("the API server was away for %s", o.back.Sub(o.began).Round(time.Second))
+	o.T.Logf("the API server was away for %s", o.back.Sub(o.began).Round(time.Second))
 }
 
 // hang has connections accepted, and no request answered.
 func (o *outage) hang() {
 	o.proxy.Inject(fault.Rule{Fault: fault.Hang()})
-	must.OK(o.t, o.proxy.Accept())
+	must.OK(o.T, o.proxy.Accept())
 }
 
 // waitChange waits until nodeprobe has seen a change, and notes when that was.
 func (o *outage) waitChange(change string) {
-	o.t.Helper()
-	r := waitChanged(o.t, o.agent, o.changes)
+	o.T.Helper()
+	r := waitChanged(o.T, o.agent, o.changes)
 	o.changes++
 	condition, status, _ := strings.Cut(change, " ")
 	if !strings.Contains(r.Line, fmt.Sprintf(`"condition":%q,"status":%q`, condition, status)) {
-		o.t.Fatalf("want %s: %s", change, r.Line)
+		o.T.Fatalf("want %s: %s", change, r.Line)
 	}
 	o.flips[corev1.NodeConditionType(condition)] = r.Time
 }
 
 // checkLease: the Lease is renewed again soon, and its times go forward.
 func (o *outage) checkLease() {
-	o.t.Helper()
-	o.waitRenewed(o.back)
+	o.T.Helper()
+	o.WaitRenewed(o.back)
 	renewed := time.Since(o.back)
-	o.waitReady(o.agent)
-	o.t.Logf("the lease is renewed %s after the API server is back, and nodeprobe ready after %s",
+	o.WaitReady(o.agent)
+	o.T.Logf("the lease is renewed %s after the API server is back, and nodeprobe ready after %s",
 		renewed.Round(time.Millisecond), time.Since(o.back).Round(time.Millisecond))
 	// A call that hangs has its deadline, 10 s at most, and the pause after it is
 	// never longer than 7 s.
 	if most := min(10*time.Second, 4*o.interval) + 7*time.Second + 3*o.interval; renewed > most {
-		o.t.Errorf("the lease is renewed only after %s, want %s at most", renewed, most)
+		o.T.Errorf("the lease is renewed only after %s, want %s at most", renewed, most)
 	}
 	time.Sleep(3 * o.interval)
 	var last time.Time
-	renewals := of(writes(o.t, o.cp, "nodeprobe", time.Time{}), "update leases")
+	renewals := stage.Writes(o.T, o.cp, "nodeprobe", time.Time{}).Of("update leases")
 	later := 0
 	for _, e := range renewals {
 		var lease coordinationv1.Lease
-		must.OK(o.t, json.Unmarshal(e.RequestObject, &lease))
+		must.OK(o.T, json.Unmarshal(e.RequestObject, &lease))
 		if e.ResponseStatus.Code != 200 {
 			continue
 		}
 		if !lease.Spec.RenewTime.After(last) {
-			o.t.Errorf("renewTime %s comes after %s", lease.Spec.RenewTime, last)
+			o.T.Errorf("renewTime %s comes after %s", lease.Spec.RenewTime, last)
 		}
 		last = lease.Spec.RenewTime.Time
 		if last.After(o.back) {
@@ -205,23 +206,23 @@ func (o *outage) checkLease() {
 		}
 	}
 	if later < 3 {
-		o.t.Errorf("%d renewals since the API server is back", later)
+		o.T.Errorf("%d renewals since the API server is back", later)
 	}
 }
 
 // checkPatch: one patch tells everything, with the times at which it happened.
 func (o *outage) checkPatch() {
-	o.t.Helper()
-	patches := of(done(writes(o.t, o.cp, "nodeprobe", o.began)), "patch nodes/status")
+	o.T.Helper()
+	patches := stage.Writes(o.T, o.cp, "nodeprobe", o.began).Done().Of("patch nodes/status")
 	if len(patches) == 0 {
-		o.t.Fatal("no patch")
+		o.T.Fatal("no patch")
 	}
-	o.t.Logf("the patch came %s after the API server is back: %s", patches[0].RequestReceivedTimestamp.Sub(o.back), patches[0].RequestObject)
+	o.T.Logf("the patch came %s after the API server is back: %s", patches[0].RequestReceivedTimestamp.Sub(o.back), patches[0].RequestObject)
 	var patch struct {
 		Status struct{ Conditions []map[string]any }
 	}
-	must.OK(o.t, json.Unmarshal(patches[0].RequestObject, &patch))
-	got := o.mustGet()
+	must.OK(o.T, json.Unmarshal(patches[0].RequestObject, &patch))
+	got := o.MustGet()
 	for _, c := range patch.Status.Conditions {
 		kind := corev1.NodeConditionType(fmt.Sprint(c["type"]))
 		is, was := nodewatch.Condition(got, kind), nodewatch.Condition(o.before, kind)
@@ -232,29 +233,29 @@ func (o *outage) checkPatch() {
 			delete(c, "type")
 			delete(c, "lastHeartbeatTime")
 			if len(c) > 0 || is.Status != was.Status || !is.LastTransitionTime.Equal(&was.LastTransitionTime) {
-				o.t.Errorf("%s was %+v, is %+v, patched with %v", kind, was, is, c)
+				o.T.Errorf("%s was %+v, is %+v, patched with %v", kind, was, is, c)
 			}
 			continue
 		}
 		flip, at := o.flips[kind], is.LastTransitionTime.Time
 		// The API has whole seconds; the log is written a moment after the sample.
 		if is.Status != want || at.After(flip) || flip.Sub(at) > 2*time.Second {
-			o.t.Errorf("%s is %s since %s; it is %s since %s", kind, is.Status, at, want, flip)
+			o.T.Errorf("%s is %s since %s; it is %s since %s", kind, is.Status, at, want, flip)
 		}
-		o.t.Logf("%s is %s since %s: changed at %s", kind, is.Status, at.UTC().Format(time.TimeOnly), flip.UTC().Format("15:04:05.000"))
+		o.T.Logf("%s is %s since %s: changed at %s", kind, is.Status, at.UTC().Format(time.TimeOnly), flip.UTC().Format("15:04:05.000"))
 	}
-	if len(patch.Status.Conditions) != len(builtIn) {
-		o.t.Errorf("%d conditions in the patch", len(patch.Status.Conditions))
+	if len(patch.Status.Conditions) != len(stage.BuiltIn) {
+		o.T.Errorf("%d conditions in the patch", len(patch.Status.Conditions))
 	}
 }
 
 // checkEvents: what has happened is told, once.
 func (o *outage) checkEvents() {
-	o.t.Helper()
+	o.T.Helper()
 	var told map[string]int
-	eventually(o.t, "the events are posted", func() error {
+	stage.Eventually(o.T, "the events are posted", func() error {
 		told = map[string]int{}
-		for _, e := range done(writes(o.t, o.cp, "nodeprobe", o.began)) {
+		for _, e := range stage.Writes(o.T, o.cp, "nodeprobe", o.began).Done() {
 			if e.ObjectRef.Resource != "events" {
 				continue
 			}
@@ -264,7 +265,7 @@ func (o *outage) checkEvents() {
 			}
 			told[event.Reason]++
 			if at := event.FirstTimestamp.Time; event.Reason == "OOMKilling" && at.Sub(o.killed) > *outageLength/4 {
-				o.t.Errorf("the event says that it happened at %s, which was at %s", at, o.killed)
+				o.T.Errorf("the event says that it happened at %s, which was at %s", at, o.killed)
 			}
 		}
 		if len(told) < 3 {
@@ -272,14 +273,14 @@ func (o *outage) checkEvents() {
 		}
 		return nil
 	})
-	o.t.Logf("events %s after the API server is back: %v", time.Since(o.back).Round(time.Millisecond), told)
+	o.T.Logf("events %s after the API server is back: %v", time.Since(o.back).Round(time.Millisecond), told)
 }
 
 // checkNothingTwice looks at the end of it all: nothing was told twice.
 func checkNothingTwice(t *testing.T, o *outage) {
 	t.Helper()
-	all := done(writes(t, o.cp, "nodeprobe", o.began))
-	if patches := of(all, "patch nodes/status"); len(patches) != 1 {
+	all := stage.Writes(t, o.cp, "nodeprobe", o.began).Done()
+	if patches := all.Of("patch nodes/status"); len(patches) != 1 {
 		for _, p := range patches[1:] {
 			t.Errorf("another patch at %s, %d: %s", p.RequestReceivedTimestamp, p.ResponseStatus.Code, p.RequestObject)
 		}
@@ -292,10 +293,10 @@ func checkNothingTwice(t *testing.T, o *outage) {
 	if count["create events"] != 3 || count["patch events"] != 0 || count["create nodes"] != 0 {
 		t.Errorf("written since the outage began: %v", count)
 	}
-	if len(logged(t, o.agent, "node is registered")) != 1 {
+	if len(stage.Logged(t, o.agent, "node is registered")) != 1 {
 		t.Error("the node was registered again")
 	}
-	if bad := allLogged(t, o.agent); len(bad) > 60 {
+	if bad := stage.Logged(t, o.agent, ""); len(bad) > 60 {
 		t.Errorf("%d lines in the log", len(bad))
 	}
 }

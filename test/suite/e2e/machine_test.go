@@ -15,6 +15,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 	"github.com/nodeprobe/nodeprobe/test/harness/wait"
 )
 
@@ -102,8 +103,8 @@ func TestHotPlug(t *testing.T) {
 	n := newNode(t, controlplane.StartForTest(t), agent.Config{
 		"rootDirectory": dir, "systemReserved": map[string]string{"cpu": "500m", "memory": "1Gi"},
 	})
-	n.spec.Args = []string{"--path.procfs", h.procfs, "--path.sysfs", h.sysfs}
-	n.startReady()
+	n.Spec.Args = []string{"--path.procfs", h.procfs, "--path.sysfs", h.sysfs}
+	n.StartReady()
 
 	check := func(when string, cpus, memory, swap, hugePages, disk int64) {
 		t.Helper()
@@ -113,8 +114,8 @@ func TestHotPlug(t *testing.T) {
 		}
 		begin := time.Now()
 		// The rarest of them are read once a minute.
-		wait.Until(t, 2*patience, "the node has what is there "+when, func() error {
-			if got := capacityOf(n.mustGet()); fmt.Sprint(got) != fmt.Sprint(want) {
+		wait.Until(t, 2*stage.Patience, "the node has what is there "+when, func() error {
+			if got := capacityOf(n.MustGet()); fmt.Sprint(got) != fmt.Sprint(want) {
 				return fmt.Errorf("it has %v, want %v", got, want)
 			}
 			return nil

@@ -10,6 +10,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
 // The API server is down when nodeprobe starts, and goes down again later. The
@@ -29,44 +30,44 @@ func TestOutage(t *testing.T) {
 	t.Run("at start", func(t *testing.T) {
 		n := newNode(t, cp, nil)
 		stopAPIServer(t)
-		a := n.start()
-		r := waitLogged(t, a, "node status is not posted", 0)
+		a := n.Start()
+		r := stage.WaitLogged(t, a, "node status is not posted", 0)
 		if !r.Bad() {
 			t.Errorf("logged at level %s: %s", r.Level, r.Line)
 		}
-		must.Note(t, wantCode(a, "/metrics", 200))
-		must.Note(t, wantCode(a, "/readyz", 503))
+		must.Note(t, stage.Code(a, "/metrics", 200))
+		must.Note(t, stage.Code(a, "/readyz", 503))
 		startAPIServer(t)
-		n.waitReady(a)
-		checkConditions(t, n.mustGet())
-		n.waitRenewed(time.Now())
-		if again := logged(t, a, r.Msg); len(again) > 2 {
+		n.WaitReady(a)
+		checkConditions(t, n.MustGet())
+		n.WaitRenewed(time.Now())
+		if again := stage.Logged(t, a, r.Msg); len(again) > 2 {
 			t.Errorf("logged %d times: %s", len(again), r.Line)
 		}
 	})
 
 	t.Run("in the middle", func(t *testing.T) {
 		n, fs := newFullableNode(t, cp, nil)
-		a := n.startReady()
-		before := n.mustGet()
+		a := n.StartReady()
+		before := n.MustGet()
 
 		stopAPIServer(t)
-		eventually(t, "nodeprobe is not ready", func() error { return wantCode(a, "/readyz", 503) })
+		stage.Eventually(t, "nodeprobe is not ready", func() error { return stage.Code(a, "/readyz", 503) })
 		fill(t, fs)
-		eventually(t, "nodeprobe sees the pressure", func() error {
-			return wantMetric(a, `nodeprobe_condition_status{condition="DiskPressure"}`, 1)
+		stage.Eventually(t, "nodeprobe sees the pressure", func() error {
+			return stage.Metric(a, `nodeprobe_condition_status{condition="DiskPressure"}`, 1)
 		})
-		flip := waitLogged(t, a, "condition changed", 0).Time
+		flip := stage.WaitLogged(t, a, "condition changed", 0).Time
 		// So that the time of the flip and the time of its post differ.
 		time.Sleep(2 * time.Second)
-		must.Note(t, wantCode(a, "/livez", 200))
+		must.Note(t, stage.Code(a, "/livez", 200))
 		up := time.Now()
 		startAPIServer(t)
 
-		n.waitCondition(corev1.NodeDiskPressure, corev1.ConditionTrue)
-		n.waitReady(a)
-		n.waitRenewed(time.Now())
-		got := n.mustGet()
+		n.WaitCondition(corev1.NodeDiskPressure, corev1.ConditionTrue)
+		n.WaitReady(a)
+		n.WaitRenewed(time.Now())
+		got := n.MustGet()
 		// The API has whole seconds; the log is written a moment after the sample.
 		if at := nodewatch.Condition(got, corev1.NodeDiskPressure).LastTransitionTime; at.After(flip) || flip.Sub(at.Time) > 2*time.Second {
 			t.Errorf("the condition says that it changed at %s; that was at %s", at, flip)
@@ -93,7 +94,7 @@ func checkOnePatch(t *testing.T, cp *controlplane.ControlPlane, n *node, since t
 	events := must.Get(cp.AuditEvents())(t)
 	var patches []string
 	for _, e := range events {
-		if e.Verb != "patch" || e.ObjectRef.Resource != "nodes" || e.ObjectRef.Name != n.name ||
+		if e.Verb != "patch" || e.ObjectRef.Resource != "nodes" || e.ObjectRef.Name != n.Name ||
 			e.ResponseStatus.Code != 200 || e.RequestReceivedTimestamp.Before(since) {
 			continue
 		}

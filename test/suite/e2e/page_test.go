@@ -16,7 +16,7 @@ import (
 func TestPageTellsOfWrites(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, controlplane.StartForTest(t), agent.Config{})
-	a := n.startReady()
+	a := n.StartReady()
 	code, body, err := a.Get(t.Context(), "/api/v1/status")
 	if err != nil || code != 200 {
 		t.Fatalf("%d, %v: %s", code, err, body)
@@ -35,7 +35,7 @@ func TestPageTellsOfWrites(t *testing.T) {
 		}
 	}
 	must.OK(t, json.Unmarshal(body, &got))
-	if got.NodeName != n.name || got.Mode != "own" {
+	if got.NodeName != n.Name || got.Mode != "own" {
 		t.Errorf("got %s", body)
 	}
 	var checks []string
@@ -51,7 +51,7 @@ func TestPageTellsOfWrites(t *testing.T) {
 	if s := got.Status; s.Posted.Before(a.Started) || s.Posted.After(time.Now()) || s.Reason == "" || s.Bytes == 0 {
 		t.Errorf("status: %+v", s)
 	}
-	lease := must.Get(n.lease())(t)
+	lease := must.Get(n.Lease())(t)
 	// It may have been renewed once more since.
 	if l := got.Lease; l.Renewed.Before(a.Started) || l.Renewed.After(lease.Spec.RenewTime.Add(time.Second)) || l.Result != "success" {
 		t.Errorf("lease: %+v, and the API server has %s", l, lease.Spec.RenewTime)

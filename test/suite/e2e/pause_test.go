@@ -14,6 +14,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
 // The whole machine stands still for longer than the Lease lasts and samples may
@@ -24,10 +25,10 @@ func TestPause(t *testing.T) {
 	t.Parallel()
 	cp := controlplane.StartForTest(t)
 	n := newNode(t, cp, agent.Config{"sampleInterval": "1s", "statfsTimeout": "300ms"})
-	proxy := n.through(cp)
-	a := n.startReady()
-	n.waitRenewed(time.Now())
-	history := n.follow()
+	proxy := n.Through()
+	a := n.StartReady()
+	n.WaitRenewed(time.Now())
+	history := n.Follow()
 	begin := time.Now()
 
 	for range 5 {
@@ -36,11 +37,11 @@ func TestPause(t *testing.T) {
 		proxy.Forget()
 		resumed := time.Now()
 		signal(t, a, syscall.SIGCONT)
-		n.waitRenewed(resumed)
+		n.WaitRenewed(resumed)
 		late := time.Since(resumed)
 		time.Sleep(time.Second)
 		most := 2 + int(time.Since(resumed)/time.Second) // one each second
-		puts := proxy.Count("PUT", leasesPath+"/*")
+		puts := proxy.Count("PUT", stage.LeasesPath+"/*")
 		t.Logf("renewed within %s of the pause; %d renewals in a second", late.Round(time.Millisecond), puts)
 		if puts > most {
 			t.Errorf("%d renewals, want %d at most", puts, most)
@@ -92,19 +93,19 @@ func TestPauseOfRuntime(t *testing.T) {
 				t.Helper()
 				select {
 				case <-asked:
-				case <-time.After(patience):
+				case <-time.After(stage.Patience):
 					t.Fatal("the runtime is not asked")
 				}
 			}
 			n := newNode(t, cp, agent.Config{"containerRuntimeEndpoint": "unix://" + path})
-			proxy := n.through(cp)
-			a := n.startReady()
-			n.waitCondition(corev1.NodeReady, corev1.ConditionTrue)
-			n.waitRenewed(time.Now())
-			history := n.follow()
+			proxy := n.Through()
+			a := n.StartReady()
+			n.WaitCondition(corev1.NodeReady, corev1.ConditionTrue)
+			n.WaitRenewed(time.Now())
+			history := n.Follow()
 			waitAsked() // so that it is not about to be
 			if name == "idle" {
-				n.waitRenewed(time.Now())
+				n.WaitRenewed(time.Now())
 			}
 
 			begin := time.Now()
@@ -113,7 +114,7 @@ func TestPauseOfRuntime(t *testing.T) {
 			proxy.Forget()
 			resumed := time.Now()
 			signal(t, a, syscall.SIGCONT)
-			n.waitRenewed(resumed)
+			n.WaitRenewed(resumed)
 			for range 2 { // it has been judged by then, twice
 				waitAsked()
 			}

@@ -21,6 +21,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/fault"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
 // A Node appears that a kubelet could have registered, with a Lease that it
@@ -34,10 +35,10 @@ func TestRegisters(t *testing.T) {
 		"registerWithTaints": []map[string]string{{"key": "example.com/edge", "value": "yes", "effect": "NoSchedule"}},
 		"systemReserved":     map[string]string{"cpu": "100m", "memory": "64Mi"},
 	})
-	proxy := n.through(cp)
-	a := n.startReady()
+	proxy := n.Through()
+	a := n.StartReady()
 
-	t.Run("node", func(t *testing.T) { checkNode(t, n.mustGet(), n.snapshot()) })
+	t.Run("node", func(t *testing.T) { checkNode(t, n.MustGet(), n.snapshot()) })
 	t.Run("lease", func(t *testing.T) { checkLease(t, n) })
 	t.Run("table", func(t *testing.T) { checkTable(t, n) })
 	t.Run("steady state", func(t *testing.T) { checkSteadyState(t, proxy, n) })
@@ -50,17 +51,17 @@ func TestRegistersOnExisting(t *testing.T) {
 	t.Parallel()
 	cp := controlplane.StartForTest(t)
 	n := newNode(t, cp, nil)
-	proxy := n.through(cp)
-	must.Get(n.client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.name}}, metav1.CreateOptions{}))(t)
+	proxy := n.Through()
+	must.Get(n.Client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name}}, metav1.CreateOptions{}))(t)
 	n.patchStatus(map[string]any{"declaredFeatures": []string{"ExtendWebSocketsToKubelet", "InPlacePodVerticalScalingInitContainers"}})
-	if got := n.mustGet().Status; len(got.DeclaredFeatures) != 2 || len(got.Capacity) > 0 || len(got.Allocatable) > 0 {
+	if got := n.MustGet().Status; len(got.DeclaredFeatures) != 2 || len(got.Capacity) > 0 || len(got.Allocatable) > 0 {
 		t.Fatalf("the status to begin with: %+v", got)
 	}
-	n.startReady()
+	n.StartReady()
 
 	var first struct{ Status map[string]json.RawMessage }
 	for _, r := range proxy.Requests() {
-		if r.Method == "PATCH" && r.Path == nodesPath+"/"+n.name+"/status" {
+		if r.Method == "PATCH" && r.Path == stage.NodesPath+"/"+n.Name+"/status" {
 			must.OK(t, json.Unmarshal(r.Body, &first))
 			break
 		}
@@ -75,7 +76,7 @@ func TestRegistersOnExisting(t *testing.T) {
 			t.Errorf("%s in the first patch: %s (%v), want %v", field, first.Status[field], err, want)
 		}
 	}
-	if got := n.mustGet().Status.DeclaredFeatures; len(got) > 0 {
+	if got := n.MustGet().Status.DeclaredFeatures; len(got) > 0 {
 		t.Errorf("the node still declares %v", got)
 	}
 }
@@ -83,18 +84,18 @@ func TestRegistersOnExisting(t *testing.T) {
 // snapshot returns the Node that "nodeprobe snapshot" would post from the same
 // machine with the same configuration.
 func (n *node) snapshot() *corev1.Node {
-	n.t.Helper()
-	config := must.Get(json.Marshal(n.spec.Config.With(agent.Config{"nodeName": n.name})))(n.t)
-	file := filepath.Join(n.t.TempDir(), "snapshot.yaml")
-	must.OK(n.t, os.WriteFile(file, config, 0o600))
-	cmd := exec.CommandContext(n.t.Context(), n.spec.Binary, "snapshot", "--config", file, "-o", "json")
+	n.T.Helper()
+	config := must.Get(json.Marshal(n.Spec.Config.With(agent.Config{"nodeName": n.Name})))(n.T)
+	file := filepath.Join(n.T.TempDir(), "snapshot.yaml")
+	must.OK(n.T, os.WriteFile(file, config, 0o600))
+	cmd := exec.CommandContext(n.T.Context(), n.Spec.Binary, "snapshot", "--config", file, "-o", "json")
 	stdout, err := cmd.Output()
 	// 3: some signal cannot be read here, such as those that need root.
 	if exit, ok := errors.AsType[*exec.ExitError](err); err != nil && (!ok || exit.ExitCode() != 3) {
-		n.t.Fatalf("nodeprobe snapshot: %v", err)
+		n.T.Fatalf("nodeprobe snapshot: %v", err)
 	}
 	var output struct{ Node *corev1.Node }
-	must.OK(n.t, json.Unmarshal(stdout, &output))
+	must.OK(n.T, json.Unmarshal(stdout, &output))
 	return output.Node
 }
 
@@ -131,7 +132,7 @@ func checkNode(t *testing.T, got, want *corev1.Node) {
 	}
 	// The API server adds a taint of its own until a controller finds the Node
 	// ready.
-	if want := (corev1.Taint{Key: "example.com/edge", Value: "yes", Effect: corev1.TaintEffectNoSchedule}); !hasTaint(got, want) {
+	if want := (corev1.Taint{Key: "example.com/edge", Value: "yes", Effect: corev1.TaintEffectNoSchedule}); !stage.HasTaint(got, want) {
 		t.Errorf("taints: %+v, want %+v among them", got.Spec.Taints, want)
 	}
 	info := got.Status.NodeInfo
@@ -155,15 +156,6 @@ func checkNode(t *testing.T, got, want *corev1.Node) {
 		t.Errorf("addresses: %+v", got.Status.Addresses)
 	}
 	checkConditions(t, got)
-}
-
-func hasTaint(node *corev1.Node, want corev1.Taint) bool {
-	for _, taint := range node.Spec.Taints {
-		if taint.Key == want.Key && taint.Value == want.Value && taint.Effect == want.Effect {
-			return true
-		}
-	}
-	return false
 }
 
 // checkConditions wants the kubelet's four conditions, in its order and words.
@@ -190,21 +182,18 @@ func checkConditions(t *testing.T, node *corev1.Node) {
 }
 
 func checkLease(t *testing.T, n *node) {
-	lease := must.Get(n.lease())(t)
-	want := metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: n.name, UID: n.mustGet().UID}
-	if len(lease.OwnerReferences) != 1 || !apiequality.Semantic.DeepEqual(lease.OwnerReferences[0], want) {
-		t.Errorf("owners: %+v, want %+v", lease.OwnerReferences, want)
-	}
-	if holder := lease.Spec.HolderIdentity; holder == nil || *holder != n.name {
-		t.Errorf("holder: %v, want %s", holder, n.name)
+	lease := must.Get(n.Lease())(t)
+	n.wantOwnedLease(n.MustGet())
+	if holder := lease.Spec.HolderIdentity; holder == nil || *holder != n.Name {
+		t.Errorf("holder: %v, want %s", holder, n.Name)
 	}
 	if seconds := lease.Spec.LeaseDurationSeconds; seconds == nil || *seconds != 4 {
 		t.Errorf("duration: %v, want 4", seconds)
 	}
 	for range 2 {
-		n.waitRenewed(lease.Spec.RenewTime.Time)
-		lease = must.Get(n.lease())(t)
-		if age := time.Since(lease.Spec.RenewTime.Time); age < 0 || age > patience {
+		n.WaitRenewed(lease.Spec.RenewTime.Time)
+		lease = must.Get(n.Lease())(t)
+		if age := time.Since(lease.Spec.RenewTime.Time); age < 0 || age > stage.Patience {
 			t.Errorf("renewed %s ago", age)
 		}
 	}
@@ -212,7 +201,7 @@ func checkLease(t *testing.T, n *node) {
 
 // checkTable asks the API server to print the Node, as kubectl does.
 func checkTable(t *testing.T, n *node) {
-	data, err := n.client.CoreV1().RESTClient().Get().Resource("nodes").Name(n.name).
+	data, err := n.Client.CoreV1().RESTClient().Get().Resource("nodes").Name(n.Name).
 		SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").DoRaw(t.Context())
 	must.OK(t, err)
 	var table metav1.Table
@@ -221,9 +210,9 @@ func checkTable(t *testing.T, n *node) {
 	for i, column := range table.ColumnDefinitions {
 		row[column.Name] = fmt.Sprint(table.Rows[0].Cells[i])
 	}
-	got := n.mustGet()
+	got := n.MustGet()
 	for column, want := range map[string]string{
-		"Name": n.name, "Status": "Ready", "Version": got.Status.NodeInfo.KubeletVersion,
+		"Name": n.Name, "Status": "Ready", "Version": got.Status.NodeInfo.KubeletVersion,
 		"OS-Image": got.Status.NodeInfo.OSImage,
 	} {
 		if row[column] != want {
@@ -232,17 +221,11 @@ func checkTable(t *testing.T, n *node) {
 	}
 }
 
-// Where nodeprobe's requests go.
-const (
-	nodesPath  = "/api/v1/nodes"
-	leasesPath = "/apis/coordination.k8s.io/v1/namespaces/" + corev1.NamespaceNodeLease + "/leases"
-)
-
 // checkSteadyState wants one watch from the start, and then renewals only.
 func checkSteadyState(t *testing.T, proxy *fault.Proxy, n *node) {
 	watches := 0
 	for _, r := range proxy.Requests() {
-		if r.Method == "GET" && r.Path == nodesPath {
+		if r.Method == "GET" && r.Path == stage.NodesPath {
 			watches++
 		}
 	}
@@ -250,17 +233,12 @@ func checkSteadyState(t *testing.T, proxy *fault.Proxy, n *node) {
 		t.Errorf("%d watches of the node, want 1", watches)
 	}
 	proxy.Forget()
-	eventually(t, "five renewals have gone by", func() error {
-		if proxy.Count("PUT", "") < 5 {
-			return errNotYet
-		}
-		return nil
-	})
+	stage.Until(t, "five renewals have gone by", func() bool { return proxy.Count("PUT", "") >= 5 })
 	for _, r := range proxy.Requests() {
 		if bytes.Contains(r.Body, []byte(`"OOMKilling"`)) {
 			continue // a victim of another test is news to every nodeprobe on this machine
 		}
-		if r.Method != "PUT" || r.Path != leasesPath+"/"+n.name {
+		if r.Method != "PUT" || r.Path != stage.LeasesPath+"/"+n.Name {
 			t.Errorf("in steady state: %s", r)
 		}
 		var lease coordinationv1.Lease

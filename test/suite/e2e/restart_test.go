@@ -12,6 +12,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
 // newFullableNode is newNode for a Node whose nodefs can be filled, and which
@@ -48,16 +49,16 @@ func TestRestartUnderPressure(t *testing.T) {
 	cp := controlplane.StartForTest(t)
 	n, fs := newFullableNode(t, cp, agent.Config{"evictionPressureTransitionPeriod": period.String()})
 	fill(t, fs)
-	first := n.startReady()
-	n.waitCondition(corev1.NodeDiskPressure, corev1.ConditionTrue)
-	since := nodewatch.Condition(n.mustGet(), corev1.NodeDiskPressure).LastTransitionTime
-	history := n.follow()
+	first := n.StartReady()
+	n.WaitCondition(corev1.NodeDiskPressure, corev1.ConditionTrue)
+	since := nodewatch.Condition(n.MustGet(), corev1.NodeDiskPressure).LastTransitionTime
+	history := n.Follow()
 
 	first.Stop()
 	empty(t, fs)
 	time.Sleep(period + time.Second) // so that nothing is left of the first one's period
-	second := n.startReady()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	second := n.StartReady()
+	ctx, cancel := context.WithTimeout(t.Context(), stage.Patience)
 	defer cancel()
 	ended := must.Get(history.Wait(ctx, first.Started, nodewatch.Has(corev1.NodeDiskPressure, corev1.ConditionFalse)))(t)
 	if held := ended.At.Sub(second.Started); held < period {
@@ -72,8 +73,8 @@ func TestRestartUnderPressure(t *testing.T) {
 			t.Errorf("at %s, before its end at %s: %+v", s.At, ended.At, condition)
 		}
 	}
-	uid := n.mustGet().UID
-	if records := logged(t, second, "node is registered"); len(records) != 1 || history.All()[0].Node.UID != uid {
+	uid := n.MustGet().UID
+	if records := stage.Logged(t, second, "node is registered"); len(records) != 1 || history.All()[0].Node.UID != uid {
 		t.Errorf("the node was not adopted: %+v", records)
 	}
 }

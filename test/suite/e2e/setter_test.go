@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -14,7 +15,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
@@ -22,6 +22,7 @@ import (
 	statusnode "github.com/nodeprobe/nodeprobe/status/node"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
 // custom is an agent with a setter of its own, which speaks to the API server as
@@ -47,32 +48,66 @@ func (c *custom) logged() string {
 	return c.log.String()
 }
 
-// newCustom starts one whose setter does nothing yet. Nothing is posted in the
-// test's time unless it is a change, and no pass is made but after wake.
-func newCustom(t *testing.T, runtime *statusnode.Runtime) *custom {
-	t.Helper()
-	cp := controlplane.StartForTest(t)
-	c := &custom{node: &node{t: t, name: controlplane.ObjectName(t), client: cp.Client()}}
-	config := must.Get(cp.ConfigFor("system:node:"+c.name, "system:nodes"))(t)
-	client := must.Get(kubernetes.NewForConfig(config))(t)
-	facts := statusnode.Facts{
-		Snapshot: probe.Snapshot{
-			Time: time.Now(), Machine: probe.Machine{MachineID: "machine", BootID: "boot"},
-			Capacity: probe.Capacity{CPUs: 4, Memory: 8 << 30, MemoryOK: true, EphemeralStorage: 64 << 30},
-		},
-		Runtime: runtime,
+// someFacts are those of a machine where all is well.
+func someFacts() statusnode.Facts {
+	f := statusnode.Facts{Snapshot: probe.Snapshot{
+		Time: time.Now(), Machine: probe.Machine{MachineID: "machine", BootID: "boot"},
+		Capacity: probe.Capacity{CPUs: 4, Memory: 8 << 30, MemoryOK: true, EphemeralStorage: 64 << 30},
+	}}
+	for i := range f.Verdicts {
+		f.Verdicts[i] = pressure.Verdict{Condition: pressure.Condition(i), Status: pressure.False, Since: time.Now()}
 	}
-	for i := range facts.Verdicts {
-		facts.Verdicts[i] = pressure.Verdict{Condition: pressure.Condition(i), Status: pressure.False, Since: time.Now()}
+	return f
+}
+
+// unheld is a content of which no change is held back.
+type unheld struct{ *statusnode.Content }
+
+func (u unheld) Draft(ctx context.Context, old *corev1.Node, now time.Time, due bool) status.Draft {
+	draft := u.Content.Draft(ctx, old, now, due)
+	draft.Urgent = true
+	return draft
+}
+
+// startUpdater runs an updater with the node's identity until the test ends. Nothing is
+// posted in the test's time unless it is a change, and no pass is made but after Wake.
+func (n *node) startUpdater(facts statusnode.Facts, change func(*status.Config, *statusnode.Config)) (*status.Updater, unheld) {
+	n.T.Helper()
+	ip := net.IPv4(192, 0, 2, 1)
+	cfg := status.Config{
+		NodeName: n.Name, Nodes: status.NewNodes(n.AsNode().CoreV1().RESTClient()), Timeout: 30 * time.Second,
+		UpdateFrequency: time.Hour, ReportFrequency: time.Hour, RetryRefused: true,
 	}
-	content := unheld{statusnode.New(statusnode.Config{
-		NodeName: c.name, KubeletVersion: "v1.36.3",
+	of := statusnode.Config{
+		NodeName: n.Name, KubeletVersion: "v1.36.3",
 		Addresses: statusnode.Addresses{
-			NodeName: c.name, Hostname: c.name, NodeIPs: []net.IP{net.IPv4(192, 0, 2, 1)},
-			Interfaces: func() ([]net.Addr, error) { return []net.Addr{&net.IPAddr{IP: net.IPv4(192, 0, 2, 1)}}, nil },
+			NodeName: n.Name, Hostname: n.Name, NodeIPs: []net.IP{ip},
+			Interfaces: func() ([]net.Addr, error) { return []net.Addr{&net.IPAddr{IP: ip}}, nil },
 		},
 		Resources: statusnode.Resources{MaxPods: 110, LocalStorageCapacityIsolation: true},
-		Setters: []statusnode.Setter{func(ctx context.Context, n *corev1.Node) error {
+	}
+	change(&cfg, &of)
+	content := unheld{statusnode.New(of)}
+	content.Observe(facts)
+	cfg.Content, cfg.Registrar = content, content
+	updater := must.Get(status.New(cfg))(n.T)
+	ctx, stop := context.WithCancel(n.T.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- updater.Run(ctx) }()
+	n.T.Cleanup(func() { stop(); <-ended })
+	stage.Eventually(n.T, "the node is registered", updater.Ready)
+	return updater, content
+}
+
+// newCustom starts one whose setter does nothing yet.
+func newCustom(t *testing.T, runtime *statusnode.Runtime) *custom {
+	t.Helper()
+	c := &custom{node: newNode(t, controlplane.StartForTest(t), nil)}
+	facts := someFacts()
+	facts.Runtime = runtime
+	c.updater, _ = c.startUpdater(facts, func(cfg *status.Config, of *statusnode.Config) {
+		cfg.Logger = slog.New(slog.NewTextHandler(c, nil))
+		of.Setters = []statusnode.Setter{func(ctx context.Context, n *corev1.Node) error {
 			c.mu.Lock()
 			set := c.set
 			c.mu.Unlock()
@@ -80,20 +115,8 @@ func newCustom(t *testing.T, runtime *statusnode.Runtime) *custom {
 				return nil
 			}
 			return set(ctx, n)
-		}},
-	})}
-	content.Observe(facts)
-	c.updater = must.Get(status.New(status.Config{
-		NodeName: c.name, Nodes: status.NewNodes(client.CoreV1().RESTClient()), Timeout: 30 * time.Second,
-		Content: content, Registrar: content,
-		UpdateFrequency: time.Hour, ReportFrequency: time.Hour, RetryRefused: true,
-		Logger: slog.New(slog.NewTextHandler(c, nil)),
-	}))(t)
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- c.updater.Run(ctx) }()
-	t.Cleanup(func() { stop(); <-ended })
-	eventually(t, "the node is registered", c.updater.Ready)
+		}}
+	})
 	return c
 }
 
@@ -103,18 +126,6 @@ func (c *custom) use(set func(n *corev1.Node)) {
 	c.set = func(_ context.Context, n *corev1.Node) error { set(n); return nil }
 	c.mu.Unlock()
 	c.updater.Wake()
-}
-
-// eventually waits until the Node is as it should be.
-func (c *custom) eventually(what string, check func(n *corev1.Node) error) {
-	c.t.Helper()
-	eventually(c.t, what, func() error {
-		n, err := c.get()
-		if err != nil {
-			return err
-		}
-		return check(n)
-	})
 }
 
 // Labels and annotations that a setter sets, changes and removes are on the Node
@@ -135,7 +146,7 @@ func TestSetterOfMetadata(t *testing.T) {
 				n.Annotations[key] = value
 			}
 		})
-		c.eventually("the rack is "+value, func(n *corev1.Node) error {
+		c.Eventually("the rack is "+value, func(n *corev1.Node) error {
 			_, labelled := n.Labels[key]
 			_, annotated := n.Annotations[key]
 			if n.Labels[key] != value || n.Annotations[key] != value || labelled != (value != "") || annotated != (value != "") {
@@ -144,7 +155,7 @@ func TestSetterOfMetadata(t *testing.T) {
 			return nil
 		})
 	}
-	if n := c.mustGet(); n.Labels[foreignKey] != "label" || n.Annotations[foreignKey] != "annotation" {
+	if n := c.MustGet(); n.Labels[foreignKey] != "label" || n.Annotations[foreignKey] != "annotation" {
 		t.Errorf("something foreign was lost: labels %v, annotations %v", n.Labels, n.Annotations)
 	}
 }
@@ -156,7 +167,7 @@ func TestSetterOfForbiddenLabel(t *testing.T) {
 	c := newCustom(t, nil)
 	const key = "node-restriction.kubernetes.io/zone"
 	c.use(func(n *corev1.Node) { n.Labels[key] = "a"; n.Status.Phase = corev1.NodeRunning })
-	eventually(t, "it is refused", func() error {
+	stage.Eventually(t, "it is refused", func() error {
 		if err := c.updater.Ready(); err == nil || !strings.Contains(err.Error(), "is not allowed to modify labels: "+key) {
 			return fmt.Errorf("ready: %w", err)
 		}
@@ -166,7 +177,7 @@ func TestSetterOfForbiddenLabel(t *testing.T) {
 		t.Errorf("logged: %s", log)
 	}
 	c.use(func(n *corev1.Node) { n.Status.Phase = corev1.NodeRunning })
-	c.eventually("the rest is posted", func(n *corev1.Node) error {
+	c.Eventually("the rest is posted", func(n *corev1.Node) error {
 		if n.Status.Phase != corev1.NodeRunning || c.updater.Ready() != nil {
 			return fmt.Errorf("phase %q, ready: %w", n.Status.Phase, c.updater.Ready())
 		}
@@ -183,13 +194,13 @@ func TestSetterOfSpec(t *testing.T) {
 		n.Spec.Taints = append(n.Spec.Taints, taint)
 		n.Labels[foreignKey] = "label"
 	})
-	c.eventually("the label is set", func(n *corev1.Node) error {
+	c.Eventually("the label is set", func(n *corev1.Node) error {
 		if n.Labels[foreignKey] != "label" {
-			return errNotYet
+			return errors.New("it is not")
 		}
 		return nil
 	})
-	if hasTaint(c.mustGet(), taint) {
+	if stage.HasTaint(c.MustGet(), taint) {
 		t.Error("the taint is set")
 	}
 	if log := c.logged(); !strings.Contains(log, "a setter changes spec") {
@@ -213,19 +224,19 @@ func TestSetterOfStatus(t *testing.T) {
 			return nil
 		}
 	}
-	c.eventually("all images are shown", shows(3))
+	c.Eventually("all images are shown", shows(3))
 	c.use(func(n *corev1.Node) {
 		n.Status.Images = slices.DeleteFunc(n.Status.Images, func(i corev1.ContainerImage) bool {
 			return strings.HasPrefix(i.Names[0], "internal.")
 		})
 	})
-	c.eventually("one image is hidden", shows(2))
+	c.Eventually("one image is hidden", shows(2))
 
 	for _, usable := range []string{"3", "4", "2"} {
 		c.use(func(n *corev1.Node) {
 			n.Status.Capacity[foreignDevice], n.Status.Allocatable[foreignDevice] = resource.MustParse("4"), resource.MustParse(usable)
 		})
-		c.eventually(usable+" devices are usable", func(n *corev1.Node) error {
+		c.Eventually(usable+" devices are usable", func(n *corev1.Node) error {
 			capacity, allocatable := n.Status.Capacity[foreignDevice], n.Status.Allocatable[foreignDevice]
 			if capacity.String() != "4" || allocatable.String() != usable {
 				return fmt.Errorf("%s of %s", allocatable.String(), capacity.String())
@@ -233,5 +244,5 @@ func TestSetterOfStatus(t *testing.T) {
 			return nil
 		})
 	}
-	c.eventually("all images are shown again", shows(3))
+	c.Eventually("all images are shown again", shows(3))
 }

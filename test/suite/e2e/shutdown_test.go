@@ -13,6 +13,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
 // The machine's shutdown waits until the API server knows that the node is not
@@ -23,8 +24,8 @@ func TestMachineShutdown(t *testing.T) { //nolint:paralleltest // it sets the en
 	t.Cleanup(l.Stop)
 	t.Setenv("DBUS_SYSTEM_BUS_ADDRESS", l.Address)
 	n := newNode(t, controlplane.StartForTest(t), agent.Config{"shutdownGracePeriod": "30s"})
-	a := n.startReady()
-	ctx, stop := context.WithTimeout(t.Context(), patience)
+	a := n.StartReady()
+	ctx, stop := context.WithTimeout(t.Context(), stage.Patience)
 	defer stop()
 	for range 2 {
 		lock := must.Get(l.NextLock(ctx))(t)
@@ -35,19 +36,19 @@ func TestMachineShutdown(t *testing.T) { //nolint:paralleltest // it sets the en
 		must.OK(t, l.PrepareForShutdown(true))
 		must.OK(t, lock.WaitReleased(ctx))
 		t.Logf("held up for %s", time.Since(began))
-		ready := nodewatch.Condition(n.mustGet(), corev1.NodeReady)
+		ready := nodewatch.Condition(n.MustGet(), corev1.NodeReady)
 		if ready.Status != corev1.ConditionFalse || ready.Reason != "KubeletNotReady" || ready.Message != "node is shutting down" {
 			t.Errorf("once the lock was released: %+v", ready)
 		}
 		must.OK(t, l.PrepareForShutdown(false))
-		n.waitCondition(corev1.NodeReady, corev1.ConditionTrue)
+		n.WaitCondition(corev1.NodeReady, corev1.ConditionTrue)
 	}
 	n.waitEvent("Shutdown", "Shutdown manager detected shutdown event")
 	n.waitEvent("Shutdown", "Shutdown manager detected shutdown cancellation")
 
 	// There is nothing to post for a node that was deleted.
-	n.delete()
-	wantReadyz(t, a, stillDeleted)
+	n.Delete()
+	stage.WaitUnready(t, a, stillDeleted)
 	lock := must.Get(l.NextLock(ctx))(t)
 	began := time.Now()
 	must.OK(t, l.PrepareForShutdown(true))
@@ -87,8 +88,8 @@ func TestLastWord(t *testing.T) {
 	for name, word := range map[string]string{"none": "", "some": "taken out of service"} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t, controlplane.StartForTest(t), agent.Config{"lastWord": word})
-			n.startReady().Stop()
-			ready := nodewatch.Condition(n.mustGet(), corev1.NodeReady)
+			n.StartReady().Stop()
+			ready := nodewatch.Condition(n.MustGet(), corev1.NodeReady)
 			want, message := corev1.ConditionTrue, "kubelet is posting ready status"
 			if word != "" {
 				want, message = corev1.ConditionFalse, word

@@ -29,7 +29,7 @@ func TestNoNewThreads(t *testing.T) {
 		"bpf": "auto", "evictionPressureTransitionPeriod": "0s", "rootDirectory": fs.Dir,
 		"evictionHard": agent.Hard(map[string]string{"nodefs.available": "20Mi"}),
 	})
-	a := n.startReady()
+	a := n.StartReady()
 	must.OK(t, none.Add(a.PID()))
 	threads := func() int {
 		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", a.PID()))
@@ -58,9 +58,9 @@ func TestNoNewThreads(t *testing.T) {
 	}
 	scrapers.Wait()
 	t.Logf("%d threads before, %d after", before, threads())
-	n.waitRenewed(time.Now())
+	n.WaitRenewed(time.Now())
 	must.OK(t, fs.Fill(10<<20))
-	n.waitCondition(corev1.NodeDiskPressure, corev1.ConditionTrue)
+	n.WaitCondition(corev1.NodeDiskPressure, corev1.ConditionTrue)
 	select {
 	case <-a.Exited():
 		t.Error("nodeprobe has died")

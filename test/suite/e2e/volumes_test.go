@@ -21,6 +21,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
 const csiDriver = "disk.example.com"
@@ -91,16 +92,16 @@ func inUse(handles ...string) []corev1.UniqueVolumeName {
 
 // waitInUse waits until the Node says that exactly these volumes are in use.
 func (n *node) waitInUse(handles ...string) {
-	n.t.Helper()
+	n.T.Helper()
 	began := time.Now()
-	eventually(n.t, fmt.Sprintf("%q are in use", handles), func() error {
-		found, err := n.get()
+	stage.Eventually(n.T, fmt.Sprintf("%q are in use", handles), func() error {
+		found, err := n.Get()
 		if err == nil && !slices.Equal(found.Status.VolumesInUse, inUse(handles...)) {
 			err = fmt.Errorf("in use: %q", found.Status.VolumesInUse)
 		}
 		return err
 	})
-	n.t.Logf("%q in use: seen after %s", handles, time.Since(began).Round(time.Millisecond))
+	n.T.Logf("%q in use: seen after %s", handles, time.Since(began).Round(time.Millisecond))
 }
 
 // The Node lists the volumes that are mounted. One that cannot be told any more
@@ -113,7 +114,7 @@ func TestVolumesInUse(t *testing.T) {
 		// What is seen early was not seen by looking often.
 		"sampleInterval": "1h", "nodeStatusUpdateFrequency": "1h",
 	})
-	a := n.startReady()
+	a := n.StartReady()
 	n.waitInUse()
 	root.mount("b")
 	n.waitInUse("b")
@@ -125,11 +126,11 @@ func TestVolumesInUse(t *testing.T) {
 	root.write("a", "garbage")
 	root.mount("c")
 	n.waitInUse("a", "c")
-	waitLogged(t, a, "volumes in use cannot be read; keeping those known before", 0)
-	history := n.follow()
+	stage.WaitLogged(t, a, "volumes in use cannot be read; keeping those known before", 0)
+	history := n.Follow()
 	a.Stop()
 	root.mount("d")
-	a = n.startReady()
+	a = n.StartReady()
 	n.waitInUse("a", "c", "d")
 	root.unmount("c") // a volume in use may be called something else, for all we know
 	root.mount("e")
@@ -141,7 +142,7 @@ func TestVolumesInUse(t *testing.T) {
 			t.Errorf("a was left out: %+v", s.Node)
 		}
 	}
-	waitLogged(t, a, "all volumes in use can be told again", 0)
+	stage.WaitLogged(t, a, "all volumes in use can be told again", 0)
 	for _, handle := range []string{"a", "d", "e"} {
 		root.unmount(handle)
 	}
@@ -159,8 +160,8 @@ func TestVolumeLimits(t *testing.T) {
 	})
 	limits := func(want map[corev1.ResourceName]int64) {
 		t.Helper()
-		eventually(t, fmt.Sprintf("the limits are %v", want), func() error {
-			found, err := n.get()
+		stage.Eventually(t, fmt.Sprintf("the limits are %v", want), func() error {
+			found, err := n.Get()
 			if err != nil {
 				return err
 			}
@@ -173,18 +174,18 @@ func TestVolumeLimits(t *testing.T) {
 			return nil
 		})
 	}
-	a := n.startReady()
+	a := n.StartReady()
 	fixed := map[corev1.ResourceName]int64{
 		"attachable-volumes-csi-fixed.example.com": 7, "attachable-volumes-csi-" + csiDriver: 3, "attachable-volumes-aws-ebs": 39,
 	}
 	limits(fixed)
 	a.Stop()
-	if len(logged(t, a, "volume limits cannot be read")) > 0 {
+	if len(stage.Logged(t, a, "volume limits cannot be read")) > 0 {
 		t.Error("a Node without a CSINode is nothing to complain of")
 	}
 	count := func(n int32) *storagev1.VolumeNodeResources { return &storagev1.VolumeNodeResources{Count: &n} }
 	must.Get(cp.Client().StorageV1().CSINodes().Create(t.Context(), &storagev1.CSINode{
-		ObjectMeta: metav1.ObjectMeta{Name: n.name},
+		ObjectMeta: metav1.ObjectMeta{Name: n.Name},
 		Spec: storagev1.CSINodeSpec{Drivers: []storagev1.CSINodeDriver{
 			{Name: csiDriver, NodeID: "1", Allocatable: count(25)},
 			{Name: "other.example.com", NodeID: "1", Allocatable: count(16)},
@@ -192,17 +193,17 @@ func TestVolumeLimits(t *testing.T) {
 		}},
 	}, metav1.CreateOptions{}))(t)
 	t.Cleanup(func() {
-		must.Note(t, cp.Client().StorageV1().CSINodes().Delete(context.Background(), n.name, metav1.DeleteOptions{}))
+		must.Note(t, cp.Client().StorageV1().CSINodes().Delete(context.Background(), n.Name, metav1.DeleteOptions{}))
 	})
-	a = n.startReady()
+	a = n.StartReady()
 	fixed["attachable-volumes-csi-other.example.com"] = 16 // and what is configured wins
 	limits(fixed)
 	a.Stop()
-	n.spec.Config = n.spec.Config.With(agent.Config{"volumeLimits": map[string]int{csiDriver: 4}, "volumeLimitsFromCSINode": false})
-	n.start()
+	n.Spec.Config = n.Spec.Config.With(agent.Config{"volumeLimits": map[string]int{csiDriver: 4}, "volumeLimitsFromCSINode": false})
+	n.Start()
 	fixed["attachable-volumes-csi-"+csiDriver] = 4
 	limits(fixed)
-	if _, ok := n.mustGet().Status.Capacity["attachable-volumes-csi-unbounded.example.com"]; ok {
+	if _, ok := n.MustGet().Status.Capacity["attachable-volumes-csi-unbounded.example.com"]; ok {
 		t.Error("a driver without a limit has one")
 	}
 }

@@ -1,0 +1,378 @@
+package e2e
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/fault"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
+	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
+)
+
+// statusPath is where the status is patched, leasePath where a Lease is renewed.
+const (
+	statusPath = stage.NodesPath + "/*/status"
+	leasePath  = stage.LeasesPath + "/*"
+)
+
+// checkHistory wants the Node never to have been deleted, under pressure, or not ready.
+// Unknown is what tests write.
+func checkHistory(t *testing.T, history *nodewatch.History) {
+	t.Helper()
+	for _, s := range history.All() {
+		if s.Node == nil {
+			t.Fatal("the node was deleted")
+		}
+		for _, c := range stage.BuiltIn {
+			wrong := corev1.ConditionTrue
+			if c == corev1.NodeReady {
+				wrong = corev1.ConditionFalse
+			}
+			if condition := nodewatch.Condition(s.Node, c); condition.Status == wrong {
+				t.Errorf("flipped: %+v", condition)
+			}
+		}
+	}
+}
+
+// wantOnlyReads wants nodeprobe to have written nothing through the proxy.
+func wantOnlyReads(t *testing.T, proxy *fault.Proxy) {
+	t.Helper()
+	for _, r := range proxy.Requests() {
+		if r.Method != "GET" {
+			t.Errorf("written: %s", r)
+		}
+	}
+}
+
+// Everything that can go wrong with a write, while each of the three things
+// that nodeprobe writes: it complains once, naming what it could not write and
+// why, keeps running, and catches up as soon as it can.
+func TestFaults(t *testing.T) {
+	t.Parallel()
+	cp := controlplane.StartForTest(t)
+	for _, f := range []fault.Fault{
+		fault.TooManyRequests(time.Second), fault.Status(409), fault.Status(500), fault.Status(403),
+		fault.Hang(), fault.CutAnswer(), fault.Reset(),
+	} {
+		t.Run(f.String(), func(t *testing.T) {
+			t.Parallel()
+			// Of a short lease follow short deadlines for each call.
+			n := newNode(t, cp, agent.Config{"nodeLeaseDurationSeconds": 2})
+			proxy, history := n.Through(), n.Follow()
+			var a *agent.Agent
+			seen := 0 // records of the log that belong to earlier stages
+			for _, test := range []struct {
+				method, path, complaint, object string
+				begin, mended                   func()
+			}{
+				{"POST", stage.NodesPath, notPosted, n.Name, func() { a = n.Start() }, func() {}},
+				{"PATCH", statusPath, notPosted, n.Name, func() { n.addForeign(); n.markUnknown() }, n.waitMended},
+				{"PUT", leasePath, notRenewed, corev1.NamespaceNodeLease + "/" + n.Name, func() {}, func() { n.WaitRenewed(time.Now()) }},
+			} {
+				proxy.Forget()
+				proxy.Inject(fault.Rule{Methods: []string{test.method}, Path: test.path, Fault: f})
+				test.begin()
+				// After a cut answer there may be nothing to complain of, since the API server
+				// has what it needs: nodeprobe asks, sees that, and is content.
+				met := func() int { return proxy.Count(test.method, test.path) }
+				if f.String() == fault.CutAnswer().String() && test.method == "PATCH" {
+					stage.Until(t, "the fault is met", func() bool { return met() > 0 })
+				} else {
+					stage.Until(t, "nodeprobe complains: "+test.complaint, func() bool {
+						return slices.ContainsFunc(stage.Logged(t, a, "")[seen:], func(r agent.Record) bool { return r.Bad() && r.Msg == test.complaint })
+					})
+					before := met()
+					stage.Until(t, "the fault is met again", func() bool { return met() >= before+2 })
+				}
+				proxy.Clear()
+				test.mended()
+				n.WaitReady(a)
+				stage.CheckAlive(t, a)
+				// What else goes over the same connection may fail each time that breaks.
+				count := map[string]int{}
+				for _, r := range stage.Logged(t, a, "")[seen:] {
+					if !r.Bad() {
+						continue
+					}
+					if count[r.Msg+": "+r.Err]++; count[r.Msg+": "+r.Err] > 1 && r.Msg == test.complaint {
+						t.Errorf("%s: logged again: %s", test.method, r.Line)
+					}
+					if r.Err == "" || !strings.Contains(r.Line, test.object) && !strings.Contains(r.Line, n.Name) {
+						t.Errorf("%s: neither the object %s nor an error is named: %s", test.method, test.object, r.Line)
+					}
+				}
+				seen = len(stage.Logged(t, a, ""))
+			}
+			n.wantForeign()
+			checkHistory(t, history)
+			// Its own renewal whose answer got lost must not pass for somebody else's.
+			must.Note(t, stage.Metric(a, "nodeprobe_heartbeat_foreign_renewals_total", 0))
+		})
+	}
+}
+
+// Something else answers every request, at the start and in the middle: its answer
+// is never taken for the API server's.
+func TestBadAnswers(t *testing.T) {
+	t.Parallel()
+	cp := controlplane.StartForTest(t)
+	kind := func(kind string) map[string]string { return map[string]string{"Content-Type": kind} }
+	const page, foreign = "<html><body>Log in!</body></html>", ": something other than the API server gives it"
+	for _, test := range []struct {
+		fault fault.Fault
+		want  string
+	}{
+		{fault.Status(503), "the server is currently unable to handle the request"},
+		{fault.Answer("HTML", 200, kind("text/html"), page), "the answer is a page of HTML, with status 200" + foreign},
+		{fault.Answer("HTML, not found", 404, kind("text/html"), page), "the answer is a page of HTML, with status 404" + foreign},
+		{fault.Answer("redirect", 302, map[string]string{"Location": "https://127.0.0.1:1/login"}, ""), "the answer is a redirect to https://127.0.0.1:1/login, with status 302" + foreign},
+		{fault.Answer("other type", 200, kind("text/plain"), `{"kind":"Node","apiVersion":"v1"}`), "the answer is of type text/plain, with status 200" + foreign},
+		{fault.Answer("another object", 200, kind("application/json"), "{}"), "the answer is not "},
+		{fault.Answer("half an object", 200, kind("application/json"), `{"kind":"Node","apiVersion":"v1","metadata":{"na`), "read the answer: "},
+	} {
+		t.Run(test.fault.String(), func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, cp, nil)
+			proxy, history := n.Through(), n.Follow()
+			proxy.Inject(fault.Rule{Fault: test.fault})
+			a := n.Start()
+			stage.WaitComplaint(t, a, notPosted, test.want)
+			stage.WaitComplaint(t, a, unhealthy, test.want) // nobody can tell whether a kubelet is alive
+			stage.WaitUnready(t, a, test.want)
+			stage.CheckOnce(t, a)
+			wantOnlyReads(t, proxy) // before Node and Lease were read
+			proxy.Clear()
+			n.WaitReady(a)
+
+			n.addForeign()
+			uid, complaints := n.MustGet().UID, len(stage.Logged(t, a, notPosted))
+			proxy.Inject(fault.Rule{Fault: test.fault})
+			n.markUnknown()
+			stage.WaitLogged(t, a, notPosted, complaints)
+			stage.WaitUnready(t, a, test.want)
+			proxy.Clear()
+			n.waitMended()
+			n.WaitReady(a)
+			n.WaitRenewed(time.Now())
+			n.wantForeign()
+			if n.MustGet().UID != uid || len(stage.Logged(t, a, "node is registered")) != 1 {
+				t.Error("the node was taken for lost")
+			}
+			checkHistory(t, history)
+		})
+	}
+}
+
+// The API server asks to be left alone for longer than a request may take, and is.
+func TestRetryAfter(t *testing.T) {
+	t.Parallel()
+	cp := controlplane.StartForTest(t)
+	const pause = 6 * time.Second
+	for _, test := range []struct {
+		method, path string
+		same         []string // the paths to leave alone
+	}{
+		{"POST", stage.NodesPath, []string{stage.NodesPath, stage.NodesPath + "/*"}},
+		{"PATCH", statusPath, []string{stage.NodesPath + "/*", statusPath}},
+	} {
+		t.Run(test.method, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, cp, agent.Config{"nodeLeaseDurationSeconds": 2}) // and so two seconds for a request
+			proxy := n.Through()
+			proxy.Inject(fault.Rule{Methods: []string{test.method}, Path: test.path, Count: 2, Fault: fault.TooManyRequests(pause)})
+			a := n.Start()
+			stage.WaitComplaint(t, a, notPosted, "too many requests")
+			stage.Until(t, "both answers are met, and what follows", func() bool { return proxy.Count(test.method, test.path) >= 3 })
+			n.WaitReady(a)
+			met := 0
+			for i, r := range proxy.Requests() {
+				if r.Fault == "" {
+					continue
+				}
+				met++
+				for _, later := range proxy.Requests()[i+1:] {
+					for _, pattern := range test.same {
+						if ok, _ := path.Match(pattern, later.Path); ok && later.Query == "" && later.Time.Sub(r.Time) < pause {
+							t.Errorf("%s: too early after %s", later, r)
+						}
+					}
+				}
+			}
+			if met != 2 {
+				t.Errorf("%d requests were asked to wait, want 2", met)
+			}
+			stage.CheckOnce(t, a)
+		})
+	}
+	// For longer than the Lease lasts, it is not: that would cost the node its pods.
+	t.Run("PUT", func(t *testing.T) {
+		t.Parallel()
+		const lasts = 8 * time.Second
+		n := newNode(t, cp, agent.Config{"nodeLeaseDurationSeconds": int(lasts / time.Second)})
+		proxy := n.Through()
+		a := n.StartReady()
+		proxy.Inject(fault.Rule{Methods: []string{"PUT"}, Path: leasePath, Count: 1, Fault: fault.TooManyRequests(10 * lasts)})
+		stage.WaitComplaint(t, a, notRenewed, "too many requests")
+		failed := time.Now()
+		n.WaitRenewed(failed)
+		// The failed try came a quarter of the time after the latest renewal.
+		if late := must.Get(n.Lease())(t).Spec.RenewTime.Sub(failed); late >= lasts*3/4 {
+			t.Errorf("renewed %s after the answer, want %s, and less than %s", late, lasts/4, lasts*3/4)
+		}
+	})
+}
+
+// The status, the Lease and Events have connections of their own: while writes of
+// one kind hang, and connections are closed for that again and again, no renewal of
+// the Lease fails, although one is under way most of the time.
+func TestHangingWrites(t *testing.T) {
+	t.Parallel()
+	cp := controlplane.StartForTest(t)
+	for method, path := range map[string]string{"POST": "/api/v1/namespaces/default/events", "PATCH": statusPath} {
+		t.Run(method, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, cp, agent.Config{"nodeLeaseDurationSeconds": 4})
+			proxy := n.Through()
+			a := n.StartReady()
+			proxy.Inject(fault.Rule{Methods: []string{"PUT"}, Path: leasePath, Fault: fault.Delay(2 * time.Second)})
+			proxy.Inject(fault.Rule{Methods: []string{method}, Path: path, Fault: fault.Hang()})
+			proxy.Forget()
+			n.markUnknown() // which is worth a patch, and that an Event
+			stage.Until(t, "the fault is met", func() bool {
+				met := 0
+				for _, r := range proxy.Requests() {
+					if r.Fault == fault.Hang().String() && r.Done {
+						met++
+					}
+				}
+				return met >= 4
+			})
+			must.Note(t, stage.Metric(a, `nodeprobe_heartbeat_renewals_total{result="failure"}`, 0))
+			renewals := 0
+			for _, r := range proxy.Requests() {
+				if r.Method != "PUT" || !r.Done {
+					continue
+				}
+				if renewals++; r.Code != 200 {
+					t.Errorf("renewal: %s", r)
+				}
+			}
+			if renewals == 0 {
+				t.Error("no renewal was under way")
+			}
+		})
+	}
+}
+
+// relay passes bytes to the API server and back. Connections made before freeze fall
+// silent with it, without being closed, as with a firewall that forgot them.
+type relay struct {
+	mu     sync.Mutex
+	frozen chan struct{} // of the connections made from now on
+}
+
+func (r *relay) freeze() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	close(r.frozen)
+	r.frozen = make(chan struct{})
+}
+
+// startRelay returns a relay and its address.
+func startRelay(t *testing.T, target string) (*relay, net.Addr) {
+	t.Helper()
+	l := must.Get(net.Listen("tcp4", "127.0.0.1:0"))(t)
+	r := &relay{frozen: make(chan struct{})}
+	var running sync.WaitGroup
+	var open []net.Conn // guarded by r.mu
+	running.Go(func() {
+		for {
+			near, err := l.Accept()
+			if err != nil {
+				return
+			}
+			far, err := net.Dial("tcp4", target)
+			if err != nil {
+				near.Close()
+				continue
+			}
+			r.mu.Lock()
+			frozen := r.frozen
+			open = append(open, near, far)
+			r.mu.Unlock()
+			for _, way := range [][2]net.Conn{{near, far}, {far, near}} {
+				running.Go(func() { pass(way[0], way[1], frozen) })
+			}
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		r.mu.Lock()
+		for _, c := range open {
+			c.Close()
+		}
+		r.mu.Unlock()
+		running.Wait()
+	})
+	return r, l.Addr()
+}
+
+// pass copies bytes until an end is closed, which closes the other, and drops them once
+// it is frozen.
+func pass(to, from net.Conn, frozen <-chan struct{}) {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := from.Read(buf)
+		select {
+		case <-frozen:
+			_, _ = io.Copy(io.Discard, from) // until the test closes it
+			return
+		default:
+		}
+		if err == nil {
+			_, err = to.Write(buf[:n])
+		}
+		if err != nil {
+			to.Close()
+			from.Close()
+			return
+		}
+	}
+}
+
+// A connection that falls silent is given up with its watch: waiting for the
+// transport to notice would take longer than the lease lasts.
+func TestSilentConnection(t *testing.T) {
+	t.Parallel()
+	cp := controlplane.StartForTest(t)
+	n := newNode(t, cp, agent.Config{"nodeStatusReportFrequency": "1s"})
+	r, address := startRelay(t, strings.TrimPrefix(cp.Config().Host, "https://"))
+	user, groups := controlplane.NodeUser(n.Name)
+	config := must.Get(cp.ConfigFor(user, groups...))(t)
+	config.Host = fmt.Sprint("https://", address)
+	n.Spec.Kubeconfig = must.Get(cp.WriteKubeconfig(n.Name, config))(t)
+	a := n.StartReady()
+	began := time.Now()
+	r.freeze()
+	stage.WaitComplaint(t, a, notRenewed, "no answer in time")
+	n.WaitReady(a)
+	n.WaitRenewed(began.Add(time.Second))
+	// HTTP/2's own way to notice takes 45 s at least.
+	if took := time.Since(began); took > 44*time.Second {
+		t.Errorf("the next renewal came after %s", took)
+	}
+	stage.CheckOnce(t, a)
+}
