@@ -15,8 +15,10 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"testing"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/process"
 )
 
@@ -248,4 +250,52 @@ func parseMetrics(text []byte) (map[string]float64, error) {
 		all[line[:at]] = value
 	}
 	return all, nil
+}
+
+// Record is one line of the agent's log.
+type Record struct {
+	Time       time.Time
+	Level, Msg string
+	// Err is the error that goes with it, if any.
+	Err string
+	// Line is the whole of it.
+	Line string `json:"-"`
+}
+
+// Bad says that the agent complains of something.
+func (r Record) Bad() bool { return r.Level == "WARN" || r.Level == "ERROR" }
+
+// Log returns what the agent has logged so far; its logFormat must be json. A
+// line of another form has only a Msg and a Line.
+func (a *Agent) Log() ([]Record, error) {
+	data, err := os.ReadFile(a.LogFile)
+	if err != nil {
+		return nil, fmt.Errorf("read log: %w", err)
+	}
+	// Anything after the last newline is a line being written.
+	data = data[:bytes.LastIndexByte(data, '\n')+1]
+	var records []Record
+	for line := range strings.Lines(string(data)) {
+		line = strings.TrimSuffix(line, "\n")
+		r := Record{Line: line}
+		if json.Unmarshal([]byte(line), &r) != nil || r.Msg == "" {
+			r.Msg = line
+		}
+		records = append(records, r)
+	}
+	return records, nil
+}
+
+// StartForTest is Start, and stops the agent when the test ends. If the test
+// has failed, the last lines of the agent's log are shown.
+func StartForTest(t testing.TB, spec Spec) *Agent {
+	t.Helper()
+	a := must.Get(Start(t.Context(), spec))(t)
+	t.Cleanup(func() {
+		a.Stop()
+		if t.Failed() {
+			t.Logf("the last lines of %s's nodeprobe:\n%s", spec.NodeName, process.LogTail(a.LogFile, 40))
+		}
+	})
+	return a
 }

@@ -27,8 +27,7 @@ func TestMain(m *testing.M) { os.Exit(Main(m)) }
 func clientOf(t *testing.T, kubeconfig string) kubernetes.Interface {
 	t.Helper()
 	config := must.Get(clientcmd.BuildConfigFromFlags("", kubeconfig))(t)
-	client := must.Get(kubernetes.NewForConfig(config))(t)
-	return client
+	return must.Get(kubernetes.NewForConfig(config))(t)
 }
 
 func newNode(name string) *corev1.Node {

@@ -89,8 +89,7 @@ func StartForTest(t testing.TB) *ControlPlane {
 // KubectlForTest is Kubectl for a test.
 func KubectlForTest(t testing.TB) string {
 	t.Helper()
-	file := must.Get(Kubectl(t.Context(), os.Stderr))(t)
-	return file
+	return must.Get(Kubectl(t.Context(), os.Stderr))(t)
 }
 
 // ObjectName returns a name for an object of the test, such as a Node: no other

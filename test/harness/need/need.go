@@ -43,8 +43,7 @@ func Command(t testing.TB, name, debianPackage string) {
 // test if there is none but loopback's.
 func Address(t testing.TB) string {
 	t.Helper()
-	addresses := must.Get(net.InterfaceAddrs())(t)
-	for _, a := range addresses {
+	for _, a := range must.Get(net.InterfaceAddrs())(t) {
 		if network, ok := a.(*net.IPNet); ok && network.IP.IsGlobalUnicast() {
 			return network.IP.String()
 		}

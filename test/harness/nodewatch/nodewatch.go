@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,6 +16,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // Sighting is a version of the Node, and when it was seen. Node is nil if it
@@ -144,4 +147,10 @@ func Condition(node *corev1.Node, t corev1.NodeConditionType) corev1.NodeConditi
 // Has returns a match for Wait: the condition of that type has that status.
 func Has(t corev1.NodeConditionType, status corev1.ConditionStatus) func(*corev1.Node) bool {
 	return func(node *corev1.Node) bool { return Condition(node, t).Status == status }
+}
+
+// FollowForTest is Follow until the test ends.
+func FollowForTest(t testing.TB, client kubernetes.Interface, name string) *History {
+	t.Helper()
+	return must.Get(Follow(t.Context(), client, name))(t)
 }

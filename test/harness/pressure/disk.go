@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -161,3 +162,103 @@ func (f *Filesystem) statfs() (st unix.Statfs_t, err error) {
 
 // Close unmounts the filesystem and removes it. Closing twice is fine.
 func (f *Filesystem) Close() error { return f.keeper.release() }
+
+// Break has the kernel find an error in the filesystem, and take no more writes
+// to it. No mount table changes by that, and nobody is notified.
+func (f *Filesystem) Break() error {
+	if err := f.remount("errors=remount-ro"); err != nil {
+		return err
+	}
+	device, err := f.device()
+	if err != nil {
+		return fmt.Errorf("break filesystem: %w", err)
+	}
+	trigger := filepath.Join("/sys/fs/ext4", device, "trigger_fs_error")
+	if err := os.WriteFile(trigger, []byte("test"), 0); err != nil {
+		return fmt.Errorf("break filesystem: %w", err)
+	}
+	return nil
+}
+
+// device returns the name of the block device.
+func (f *Filesystem) device() (string, error) {
+	var st unix.Stat_t
+	if err := unix.Stat(f.Dir, &st); err != nil {
+		return "", fmt.Errorf("stat %s: %w", f.Dir, err)
+	}
+	// /sys/dev/block/7:0 leads to a directory that is named after the device.
+	link, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev)))
+	return filepath.Base(link), err
+}
+
+// SetReadOnly remounts the filesystem so that it takes no writes, or takes them
+// again.
+func (f *Filesystem) SetReadOnly(readOnly bool) error {
+	if readOnly {
+		return f.remount("ro")
+	}
+	return f.remount("rw")
+}
+
+func (f *Filesystem) remount(option string) error {
+	return f.run("mount", "-o", "remount,"+option, f.Dir)
+}
+
+// Resize makes the filesystem that many MiB large. For that it is unmounted, and
+// mounted again: to do it in use takes a right that root need not have. It needs
+// the programs e2fsck and resize2fs.
+func (f *Filesystem) Resize(mebibytes int) error {
+	if err := f.Unmount(false); err != nil {
+		return err
+	}
+	if err := f.run("e2fsck", "-f", "-p", f.image()); err != nil {
+		return err
+	}
+	if err := f.run("resize2fs", f.image(), strconv.Itoa(mebibytes)+"M"); err != nil {
+		return err
+	}
+	return f.Mount()
+}
+
+// Reserve sets how many percent only root may fill, while the filesystem is in
+// use. It needs the program tune2fs.
+func (f *Filesystem) Reserve(percent int) error {
+	device, err := f.device()
+	if err != nil {
+		return fmt.Errorf("reserve space: %w", err)
+	}
+	return f.run("tune2fs", "-m", strconv.Itoa(percent), "/dev/"+device)
+}
+
+// Unmount unmounts the filesystem, which stays what it is; lazily, if somebody
+// uses it still.
+func (f *Filesystem) Unmount(lazily bool) error {
+	flags := 0
+	if lazily {
+		flags = unix.MNT_DETACH
+	}
+	err := unix.Unmount(f.Dir, flags)
+	// Whoever watches the filesystem may have it open just now.
+	for deadline := time.Now().Add(time.Minute); errors.Is(err, unix.EBUSY) && time.Now().Before(deadline); {
+		time.Sleep(10 * time.Millisecond)
+		err = unix.Unmount(f.Dir, flags)
+	}
+	if err != nil {
+		return fmt.Errorf("unmount %s: %w", f.Dir, err)
+	}
+	return nil
+}
+
+// Mount mounts the filesystem again.
+func (f *Filesystem) Mount() error {
+	return f.run("mount", "-o", "loop,nosuid,nodev", f.image(), f.Dir)
+}
+
+func (f *Filesystem) image() string { return filepath.Join(filepath.Dir(f.Dir), "image") }
+
+func (f *Filesystem) run(name string, args ...string) error {
+	if output, err := exec.Command(name, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("run %s %q: %w: %s", name, args, err, output)
+	}
+	return nil
+}

@@ -1,9 +1,20 @@
 package pressure
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
+	"github.com/nodeprobe/nodeprobe/test/harness/need"
 )
 
 // Load is a signal with a limit, and what crosses it for real.
@@ -85,4 +96,117 @@ func Thresholds(loads []*Load) map[string]string {
 		all[l.Signal] = l.Threshold
 	}
 	return all
+}
+
+// Containers has n processes sleep, each in a memory cgroup of its own, as those of
+// a node's containers are. It needs root and the program cat.
+func Containers(n int) (_ *Pressure, err error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("make containers: needs root")
+	}
+	top, err := planCgroup("memory")
+	if err != nil {
+		return nil, err
+	}
+	p := &Pressure{Cgroup: top.dir}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.Release())
+		}
+	}()
+	var keep []undo
+	dirs := make([]string, n)
+	for i := range dirs {
+		dirs[i] = filepath.Join(top.dir, "container-"+strconv.Itoa(i))
+		keep = append(keep, undo{RemoveCgroup: dirs[i]})
+	}
+	// Before there is anything to undo, so that there is no gap.
+	if p.keeper, err = startChild(role{Keep: append(keep, undo{RemoveCgroup: top.dir})}); err != nil {
+		return nil, err
+	}
+	if err := os.Mkdir(top.dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make cgroup: %w", err)
+	}
+	for _, dir := range dirs {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return nil, fmt.Errorf("make cgroup: %w", err)
+		}
+		c, err := startChild(role{Cgroup: dir, Sleep: true})
+		if err != nil {
+			return nil, err
+		}
+		p.holders = append(p.holders, c)
+	}
+	return p, nil
+}
+
+// undo is one step back. Exactly one field is set.
+type undo struct {
+	Unmount      string `json:",omitempty"`
+	RemoveCgroup string `json:",omitempty"`
+	RemoveAll    string `json:",omitempty"`
+}
+
+// undoAll takes the steps in order. A step with nothing to undo is fine, since
+// the keeper starts before there is anything.
+func undoAll(steps []undo) error {
+	var errs []error
+	for _, s := range steps {
+		if err := s.do(); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (s undo) do() error {
+	switch {
+	case s.Unmount != "":
+		return unmount(s.Unmount)
+	case s.RemoveCgroup != "":
+		return removeCgroup(s.RemoveCgroup)
+	default:
+		return os.RemoveAll(s.RemoveAll)
+	}
+}
+
+// unmount unmounts a filesystem; its loop device goes with it (autoclear). If
+// somebody still has a file open there it is only detached, so that the last
+// close ends it.
+func unmount(dir string) error {
+	err := unix.Unmount(dir, 0)
+	if errors.Is(err, unix.EBUSY) {
+		err = unix.Unmount(dir, unix.MNT_DETACH)
+	}
+	if err != nil && !errors.Is(err, unix.EINVAL) { // EINVAL: not a mount point.
+		return fmt.Errorf("unmount %s: %w", dir, err)
+	}
+	return nil
+}
+
+// removeCgroup waits for the tasks of a cgroup to be gone, which takes the
+// kernel a moment after their process has been waited for, and removes it.
+func removeCgroup(dir string) error {
+	deadline := time.Now().Add(time.Minute)
+	for {
+		err := os.Remove(dir)
+		if !errors.Is(err, unix.EBUSY) || time.Now().After(deadline) {
+			return err
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// DiskForTest is Disk, and closes the filesystem when the test ends: call it before
+// what uses the filesystem is started. The test is skipped where none can be made.
+func DiskForTest(t testing.TB, mebibytes int) *Filesystem {
+	t.Helper()
+	need.Root(t)
+	need.Command(t, "mkfs.ext4", "e2fsprogs")
+	need.Command(t, "mount", "mount")
+	fs := must.Get(Disk(mebibytes))(t)
+	t.Cleanup(func() {
+		must.Note(t, fs.Close())
+	})
+	return fs
 }

@@ -6,7 +6,12 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strconv"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -80,4 +85,192 @@ func systemMemory() (total, available int64, err error) {
 		return 0, 0, errors.New("read available memory: /proc/meminfo lacks it")
 	}
 	return total << 10, available << 10, nil
+}
+
+// AvailableMemory reads the kubelet's memory.available from the kernel: all that
+// the root memory cgroup does not use, or uses for file cache that has not been
+// touched lately.
+func AvailableMemory() (int64, error) {
+	m, err := openMemory()
+	if err != nil {
+		return 0, err
+	}
+	defer m.close()
+	return m.available()
+}
+
+// AvailableTasks reads the kubelet's pid.available from the kernel.
+func AvailableTasks() (int64, error) {
+	limit, used, err := systemTasks()
+	return int64(limit - used), err
+}
+
+// memoryFiles are the files that say how much memory is available. They are kept
+// open: who clocks a crossing reads them after each step.
+type memoryFiles struct {
+	total int64
+	// With cgroup v1, usage says what stat's keys of v2 add up to.
+	usage, stat *os.File
+	buf         []byte
+
+	inactive int64
+	read     time.Time // of inactive, with v1
+}
+
+// inactiveAge is how old the figure for inactive file cache may be. To read it
+// while memory is being used takes the kernel ten times as long as the rest, and
+// is not what changes then.
+const inactiveAge = 10 * time.Millisecond
+
+func openMemory() (_ *memoryFiles, err error) {
+	m := &memoryFiles{buf: make([]byte, 16<<10)}
+	if m.total, _, err = systemMemory(); err != nil {
+		return nil, err
+	}
+	const v1, v2 = "/sys/fs/cgroup/memory/memory", "/sys/fs/cgroup/memory"
+	dir := v1
+	if m.usage, err = os.Open(v1 + ".usage_in_bytes"); errors.Is(err, os.ErrNotExist) {
+		dir, err = v2, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read available memory: %w", err)
+	}
+	if m.stat, err = os.Open(dir + ".stat"); err != nil {
+		m.close()
+		return nil, fmt.Errorf("read available memory: %w", err)
+	}
+	return m, nil
+}
+
+func (m *memoryFiles) close() {
+	// A nil file gives an error and nothing else.
+	_ = m.usage.Close()
+	_ = m.stat.Close()
+}
+
+func (m *memoryFiles) available() (int64, error) {
+	if m.usage == nil {
+		stat, err := readAgain(m.stat, m.buf)
+		anon, anonErr := number(stat, "anon")
+		file, fileErr := number(stat, "file")
+		inactive, inactiveErr := number(stat, "inactive_file")
+		return m.total - (anon + file - inactive), errors.Join(err, anonErr, fileErr, inactiveErr)
+	}
+	if time.Since(m.read) > inactiveAge {
+		stat, err := readAgain(m.stat, m.buf)
+		if err != nil {
+			return 0, err
+		}
+		if m.inactive, err = number(stat, "total_inactive_file"); err != nil {
+			return 0, err
+		}
+		m.read = time.Now()
+	}
+	usage, err := readAgain(m.usage, m.buf)
+	used, usedErr := number(usage, "")
+	return m.total - (used - m.inactive), errors.Join(err, usedErr)
+}
+
+// readAgain reads a file in /proc or /sys from its beginning.
+func readAgain(file *os.File, buf []byte) ([]byte, error) {
+	n, err := file.ReadAt(buf, 0)
+	if n == 0 {
+		return nil, fmt.Errorf("read %s: %w", file.Name(), err)
+	}
+	return buf[:n], nil // Less than the buffer holds is io.EOF.
+}
+
+// number returns the number after a key at the beginning of a line, or without
+// a key the first number.
+func number(text []byte, key string) (int64, error) {
+	if key != "" {
+		key += " "
+	}
+	for line := range bytes.Lines(text) {
+		if rest, ok := bytes.CutPrefix(line, []byte(key)); ok {
+			return strconv.ParseInt(string(bytes.TrimSpace(rest)), 10, 64)
+		}
+	}
+	return 0, fmt.Errorf("no line begins with %q", key)
+}
+
+const (
+	// tasksPerChild keeps below the number of goroutines that the race detector
+	// can follow (8128).
+	tasksPerChild = 4000
+	// runtimeTasks is how many threads a child may have besides.
+	runtimeTasks = 32
+)
+
+// Tasks holds the given number of sleeping tasks (threads; what the kernel's
+// PID limits count), in child processes in a pids cgroup of about that size. It
+// refuses what would leave the machine with less than 1000 process IDs. It
+// needs root.
+func Tasks(n int) (*Pressure, error) {
+	limit, used, err := systemTasks()
+	if err != nil {
+		return nil, err
+	}
+	if limit-used-n < 1000 {
+		return nil, fmt.Errorf("hold %d tasks: %d of %d are used", n, used, limit)
+	}
+	var roles []role
+	for left := n; left > 0; left -= tasksPerChild {
+		roles = append(roles, role{Tasks: min(left, tasksPerChild)})
+	}
+	return inCgroup("pids", int64(n+runtimeTasks*len(roles)), roles)
+}
+
+// NoNewTasks makes a cgroup in which no task can start another. It is for others
+// to be put into; they must have left, or ended, before it is released.
+func NoNewTasks() (*Pressure, error) { return inCgroup("pids", 0, nil) }
+
+// Add puts a process into the cgroup, with all its threads.
+func (p *Pressure) Add(pid int) error {
+	if err := os.WriteFile(filepath.Join(p.Cgroup, "cgroup.procs"), []byte(strconv.Itoa(pid)), 0); err != nil {
+		return fmt.Errorf("add to cgroup: %w", err)
+	}
+	return nil
+}
+
+// holdTasks returns when that many threads exist. They last as long as the
+// process.
+func holdTasks(n int) {
+	debug.SetMaxThreads(n + runtimeTasks)
+	started := make(chan struct{})
+	for range n - 1 { // This one is a task too.
+		go func() {
+			// The goroutine never unlocks, so the thread can serve no other.
+			runtime.LockOSThread()
+			started <- struct{}{}
+			select {}
+		}()
+	}
+	for range n - 1 {
+		<-started
+	}
+}
+
+// systemTasks returns how many tasks the kernel allows and how many exist.
+func systemTasks() (limit, used int, err error) {
+	var pidMax, threadsMax, runnable int
+	for file, scan := range map[string]func(string) error{
+		"/proc/sys/kernel/pid_max":     func(s string) error { _, err := fmt.Sscan(s, &pidMax); return err },
+		"/proc/sys/kernel/threads-max": func(s string) error { _, err := fmt.Sscan(s, &threadsMax); return err },
+		// 0.20 0.18 0.12 1/80 11206
+		"/proc/loadavg": func(s string) error {
+			var load [3]float64
+			_, err := fmt.Sscanf(s, "%f %f %f %d/%d", &load[0], &load[1], &load[2], &runnable, &used)
+			return err
+		},
+	} {
+		data, err := os.ReadFile(file)
+		if err == nil {
+			err = scan(string(data))
+		}
+		if err != nil {
+			return 0, 0, fmt.Errorf("read %s: %w", file, err)
+		}
+	}
+	return min(pidMax, threadsMax), used, nil
 }

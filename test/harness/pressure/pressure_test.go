@@ -142,8 +142,7 @@ func TestContainers(t *testing.T) {
 func TestDisk(t *testing.T) {
 	f := DiskForTest(t, 64)
 	available := func() int64 {
-		n := must.Get(f.Available())(t)
-		return n
+		return must.Get(f.Available())(t)
 	}
 	empty := available()
 	if empty < 40<<20 {

@@ -24,8 +24,7 @@ func TestRamps(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			r := must.Get(test.open(t))(t)
 			available := func() int64 {
-				n := must.Get(r.Available())(t)
-				return n
+				return must.Get(r.Available())(t)
 			}
 			before := available()
 			for range 2 {

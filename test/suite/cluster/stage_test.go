@@ -13,7 +13,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/yaml"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
 	"github.com/nodeprobe/nodeprobe/test/harness/containerd"
@@ -61,21 +63,19 @@ func newStage(t *testing.T) *scene {
 	t.Helper()
 	s := &scene{t: t, root: build.RootForTest(t), dir: os.Getenv(confinedEnv), ip: need.Address(t)}
 	// Built before there are limits: a compiler needs memory that will be back.
-	_, err := kubelet.Build(t.Context(), os.Stderr)
-	s.must(err)
+	_ = must.Get(kubelet.Build(t.Context(), os.Stderr))(s.t)
 	s.kubectl = controlplane.KubectlForTest(t)
 	pause := filepath.Join(s.dir, "pause")
 	s.run(t, []string{"CGO_ENABLED=0"}, "go", "build", "-C", filepath.Join(s.root, "test", "suite", "cluster", "pause"), "-o", pause, ".")
 	t.Log(s.run(t, nil, "make", "--no-print-directory", "-C", s.root, "image", "PREFIX="+s.dir, "VERSION="+imageTag))
-	ports, err := process.FreePorts(1)
-	s.must(err)
+	ports := must.Get(process.FreePorts(1))(s.t)
 	s.port = ports[0]
 
 	s.cp = controlplane.StartExclusive(t, controlplane.Options{Controllers: true, AuditLog: true})
 	s.client = s.cp.Client()
 	s.runtime = containerd.StartForTest(t, containerd.Options{Dir: s.dir, SandboxImage: pauseImage})
-	s.must(containerd.ImportProgram(t.Context(), s.runtime.Socket, pauseImage, pause))
-	s.must(containerd.Import(t.Context(), s.runtime.Socket, filepath.Join(s.dir, "nodeprobe-image.tar")))
+	must.OK(s.t, containerd.ImportProgram(t.Context(), s.runtime.Socket, pauseImage, pause))
+	must.OK(s.t, containerd.Import(t.Context(), s.runtime.Socket, filepath.Join(s.dir, "nodeprobe-image.tar")))
 	s.disk = pressure.DiskForTest(t, 1024)
 	s.seen = nodewatch.FollowForTest(t, s.client, nodeName)
 	s.startKubelet()
@@ -88,13 +88,10 @@ func (s *scene) rootDir() string { return filepath.Join(s.disk.Dir, "kubelet") }
 // startKubelet starts one that runs pods, each in cgroups below our own.
 func (s *scene) startKubelet() {
 	cgroup := cgroupName(s.dir)
-	dirs, err := cgroupDirs(cgroup)
-	s.must(err)
-	for _, dir := range dirs {
-		s.must(os.Mkdir(dir, 0o755))
+	for _, dir := range must.Get(cgroupDirs(cgroup))(s.t) {
+		must.OK(s.t, os.Mkdir(dir, 0o755))
 	}
-	s.loads, err = pressure.Loads(s.disk)
-	s.must(err)
+	s.loads = must.Get(pressure.Loads(s.disk))(s.t)
 	kubelet.StartForTest(s.t, s.cp, kubelet.Options{
 		NodeName: nodeName, RuntimeEndpoint: s.runtime.Endpoint, Dir: s.t.TempDir(), RootDir: s.rootDir(),
 		Thresholds: pressure.Thresholds(s.loads),
@@ -162,10 +159,139 @@ func (s *scene) eventually(t *testing.T, what string, check func() error) {
 	wait.Until(t, patience, what, check)
 }
 
-func (s *scene) must(err error) {
-	s.t.Helper()
-	must.OK(s.t, err)
-}
-
 // metricsAddress is where nodeprobe serves, in the host's network.
 func (s *scene) metricsAddress() string { return net.JoinHostPort(s.ip, fmt.Sprint(s.port)) }
+
+const namespace = "nodeprobe"
+
+// ourPods are those of the DaemonSet.
+const ourPods = "app.kubernetes.io/name=nodeprobe"
+
+// overlay writes a kustomization over one of the repository's, with what only
+// holds for this machine: where the API server is without a kube-proxy, a free
+// port, the image that was built, and the limits and directories of this kubelet.
+func (s *scene) overlay(t *testing.T, of string) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	base := must.Get(filepath.Rel(dir, filepath.Join(s.root, of)))(s.t)
+	host, port, err := net.SplitHostPort(strings.TrimPrefix(s.cp.Config().Host, "https://"))
+	must.OK(s.t, err)
+
+	file := must.Get(os.ReadFile(filepath.Join(s.root, "deploy", "base", "config.yaml")))(s.t)
+	var config map[string]any
+	must.OK(s.t, yaml.Unmarshal(file, &config))
+	listen, _ := config["webListenAddress"].(string)
+	listenHost, _, err := net.SplitHostPort(listen)
+	must.OK(s.t, err)
+	config["webListenAddress"] = net.JoinHostPort(listenHost, fmt.Sprint(s.port))
+	config["evictionHard"] = pressure.Thresholds(s.loads)
+	config["evictionPressureTransitionPeriod"] = transition.String()
+	config["rootDirectory"] = s.rootDir()
+	config["imageDirectories"] = []string{filepath.Join(s.dir, "root")}
+
+	for name, content := range map[string]any{
+		"config.yaml": config,
+		"kustomization.yaml": map[string]any{
+			"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization", "namespace": namespace,
+			"resources":          []string{base},
+			"images":             []any{map[string]string{"name": "nodeprobe", "newTag": imageTag}},
+			"configMapGenerator": []any{map[string]any{"name": "nodeprobe", "behavior": "merge", "files": []string{"config.yaml"}}},
+			"patches":            []any{map[string]string{"path": "patch.yaml"}},
+		},
+		"patch.yaml": map[string]any{
+			"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": map[string]string{"name": "nodeprobe"},
+			"spec": map[string]any{"template": map[string]any{"spec": map[string]any{
+				"hostNetwork": true,
+				"containers": []any{map[string]any{
+					"name": "nodeprobe",
+					"env": []any{
+						map[string]string{"name": "KUBERNETES_SERVICE_HOST", "value": host},
+						map[string]string{"name": "KUBERNETES_SERVICE_PORT", "value": port},
+					},
+					"ports": []any{
+						map[string]any{"containerPort": s.port, "name": "metrics"},
+						map[string]any{"containerPort": 9732, "$patch": "delete"},
+					},
+				}},
+			}}},
+		},
+	} {
+		text := must.Get(yaml.Marshal(content))(s.t)
+		must.OK(s.t, os.WriteFile(filepath.Join(dir, name), text, 0o600))
+	}
+	return dir
+}
+
+// install deploys nodeprobe, and returns its pod when that is ready.
+func (s *scene) install(t *testing.T, overlay string) *corev1.Pod {
+	t.Helper()
+	s.kubectlDo(t, "apply", "-k", filepath.Join(s.root, "deploy", "identity"))
+	s.kubectlDo(t, "apply", "-k", overlay)
+	var pod *corev1.Pod
+	t.Cleanup(func() {
+		if t.Failed() && pod != nil {
+			s.logPod(t, pod)
+		}
+	})
+	s.eventually(t, "the pod is ready", func() error {
+		list, err := s.client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: ourPods})
+		if err != nil {
+			return err
+		}
+		if len(list.Items) != 1 {
+			return fmt.Errorf("there are %d pods", len(list.Items))
+		}
+		pod = &list.Items[0]
+		for _, c := range pod.Status.Conditions {
+			if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
+				return nil
+			}
+		}
+		return fmt.Errorf("it is %+v", pod.Status)
+	})
+	t.Logf("pod %s is ready %s after it was created", pod.Name, readySince(pod).Sub(pod.CreationTimestamp.Time))
+	return pod
+}
+
+func readySince(pod *corev1.Pod) metav1.Time {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.LastTransitionTime
+		}
+	}
+	return metav1.Time{}
+}
+
+// logPod shows what the pod has logged, from the kubelet's files.
+func (s *scene) logPod(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	files, _ := filepath.Glob(filepath.Join(podLogs, "*_"+pod.Name+"_*", "*", "*.log"))
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		t.Logf("%s: %v\n%s", file, err, text[max(0, len(text)-4000):])
+	}
+}
+
+// uninstall removes nodeprobe as deploy/identity says: first the pods, with the
+// rights to remove their conditions, and then those rights.
+func (s *scene) uninstall(t *testing.T, overlay string) {
+	t.Helper()
+	s.kubectlDo(t, "delete", "-k", overlay)
+	s.kubectlDo(t, "wait", "-n", namespace, "--for=delete", "pod", "-l", ourPods, "--timeout="+patience.String())
+	node := must.Get(s.node(t))(s.t)
+	for _, c := range node.Status.Conditions {
+		if strings.Contains(string(c.Type), "/") {
+			t.Errorf("left on the Node: %+v", c)
+		}
+	}
+	for _, m := range node.ManagedFields {
+		if strings.HasPrefix(m.Manager, "nodeprobe") {
+			t.Errorf("%s still owns fields of the Node: %s", m.Manager, m.FieldsV1)
+		}
+	}
+	s.kubectlDo(t, "delete", "-k", filepath.Join(s.root, "deploy", "identity"))
+}
+
+func (s *scene) node(t *testing.T) (*corev1.Node, error) {
+	return s.client.CoreV1().Nodes().Get(t.Context(), nodeName, metav1.GetOptions{})
+}

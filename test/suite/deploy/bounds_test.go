@@ -35,8 +35,7 @@ func (f fields) with(others fields) fields {
 
 func encode(t *testing.T, v any) []byte {
 	t.Helper()
-	text := must.Get(json.Marshal(v))(t)
-	return text
+	return must.Get(json.Marshal(v))(t)
 }
 
 // repeated returns n characters.

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
+	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 	"github.com/nodeprobe/nodeprobe/test/harness/wait"
 )
@@ -141,4 +143,117 @@ func capacityOf(node *corev1.Node) map[string]int64 {
 		figures["swap"] = *swap.Capacity
 	}
 	return figures
+}
+
+// usage is a machine of whose memory and tasks the test decides how much is in use:
+// it need not hold as much memory as there is to show a shortage. And nothing is
+// killed there but by the test's word, whatever other tests do.
+type usage struct{ hardware }
+
+// newUsage makes a machine with next to no memory and tasks in use.
+func newUsage(t *testing.T) usage {
+	t.Helper()
+	u := usage{hardware{t, t.TempDir(), t.TempDir()}}
+	u.link("/proc", u.procfs, "loadavg", "vmstat", "meminfo")
+	u.link("/sys", u.sysfs, "fs")
+	u.write(u.sysfs, "fs/cgroup/memory.stat", "") // is looked for
+	u.copyMeminfo()
+	u.memory(1 << 20)
+	u.tasks(100)
+	u.killed(0)
+	return u
+}
+
+// flags are those that lead nodeprobe to the machine.
+func (u usage) flags() []string {
+	return []string{"--path.procfs", u.procfs, "--path.sysfs", u.sysfs}
+}
+
+func (u usage) memory(bytes int64) {
+	u.t.Helper()
+	u.meminfo(map[string]int64{"AnonPages": bytes, "Cached": 0, "Buffers": 0, "SwapCached": 0, "Inactive(file)": 0})
+}
+
+func (u usage) tasks(n int) {
+	u.t.Helper()
+	u.write(u.procfs, "loadavg", fmt.Sprintf("0.00 0.00 0.00 1/%020d 1\n", n))
+}
+
+// killed has the kernel say how many processes it has killed for lack of memory.
+func (u usage) killed(n int) {
+	u.t.Helper()
+	u.write(u.procfs, "vmstat", fmt.Sprintf("oom_kill %020d\n", n))
+}
+
+// diskStep is something that happens to a filesystem, and what is true then.
+type diskStep struct {
+	name   string
+	change func() error
+	want   string
+}
+
+// A filesystem changes its size, and what of it only root may fill. It is
+// unmounted, while somebody uses it too, and mounted again. DiskPressure is what
+// the filesystem says that is there, and changes for no other reason.
+func TestFilesystemChanges(t *testing.T) {
+	for _, mode := range []string{"auto", "off"} {
+		t.Run("bpf "+mode, func(t *testing.T) {
+			t.Parallel()
+			for _, command := range []string{"e2fsck", "resize2fs", "tune2fs"} {
+				need.Command(t, command, "e2fsprogs")
+			}
+			fs := pressure.DiskForTest(t, 64)
+			// Below the mount point lies the machine's own filesystem, which is
+			// far from this limit.
+			const limit = 20 << 20
+			n := newNode(t, controlplane.StartForTest(t), agent.Config{
+				"bpf": mode, "sampleInterval": "10s", "evictionPressureTransitionPeriod": "0s", "rootDirectory": fs.Dir,
+				"evictionHard": agent.Hard(map[string]string{"nodefs.available": fmt.Sprint(limit)}),
+			})
+			a := n.StartReady()
+			n.WaitCondition(corev1.NodeDiskPressure, corev1.ConditionFalse)
+			changes := 0
+			run := func(steps ...diskStep) {
+				t.Helper()
+				for _, step := range steps {
+					began := time.Now()
+					if err := step.change(); err != nil {
+						t.Fatalf("%s: %v", step.name, err)
+					}
+					// By nodeprobe's log: the API server learns of six changes a minute.
+					r := waitChanged(t, a, changes)
+					if changes++; !strings.Contains(r.Line, `"DiskPressure","status":"`+step.want+`"`) {
+						t.Errorf("%s: %s", step.name, r.Line)
+					}
+					t.Logf("%s: DiskPressure is %s after %s", step.name, step.want, r.Time.Sub(began).Round(time.Millisecond))
+				}
+			}
+			run(
+				diskStep{"filled", func() error { return fs.Fill(10 << 20) }, "True"},
+				diskStep{"grown", func() error { return fs.Resize(128) }, "False"},
+				diskStep{"most of it reserved", func() error { return fs.Reserve(50) }, "True"},
+				diskStep{"none of it reserved", func() error { return fs.Reserve(0) }, "False"},
+			)
+			user := must.Get(os.Open(fs.Dir))(t)
+			defer user.Close()
+			run(
+				diskStep{"filled again", func() error { return fs.Fill(10 << 20) }, "True"},
+				diskStep{"unmounted lazily", func() error { return fs.Unmount(true) }, "False"},
+			)
+			// Nobody but the user has it now; whatever happens there is nothing to
+			// the node.
+			user.Close()
+			run(
+				diskStep{"mounted again", fs.Mount, "True"},
+				diskStep{"unmounted", func() error { return fs.Unmount(false) }, "False"},
+				diskStep{"mounted once more", fs.Mount, "True"},
+				diskStep{"emptied", fs.Empty, "False"},
+				diskStep{"filled for good", func() error { return fs.Fill(10 << 20) }, "True"},
+			)
+			n.WaitCondition(corev1.NodeDiskPressure, corev1.ConditionTrue)
+			if all := changed(t, a); len(all) != changes {
+				t.Errorf("%d changes, of which only %d had a reason: %+v", len(all), changes, all)
+			}
+		})
+	}
 }

@@ -1,13 +1,32 @@
+// Package e2e tests the real nodeprobe, in mode own, against a real API server:
+// what it writes there, what it leaves alone, and how it gets over everything
+// that can go wrong in between.
+//
+// The tests take no wall-clock time for granted: they wait for a state, with a
+// generous deadline, and then judge by what the API server, the fault proxy and
+// nodeprobe's log have recorded. They share two control planes, one of which
+// is stopped and started, and give each nodeprobe a Node of its own.
 package e2e
 
 import (
+	"context"
+	"encoding/json"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
+	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
@@ -39,4 +58,227 @@ func waitChanged(t *testing.T, a *agent.Agent, n int) agent.Record {
 	t.Helper()
 	stage.Until(t, "a condition has changed", func() bool { return len(changed(t, a)) > n })
 	return changed(t, a)[n]
+}
+
+const (
+	foreignKey       = "example.com/foreign"
+	foreignDevice    = "example.com/device" // four of them, one of which is broken
+	foreignCondition = "ExampleProblem"
+)
+
+// addForeign puts onto the Node what others put there: an administrator, a
+// device plugin, a problem detector.
+func (n *node) addForeign() {
+	n.T.Helper()
+	n.patch(map[string]any{
+		"metadata": map[string]any{
+			"labels": map[string]string{foreignKey: "label"}, "annotations": map[string]string{foreignKey: "annotation"},
+		},
+		"spec": map[string]any{"taints": append(n.MustGet().Spec.Taints, corev1.Taint{Key: foreignKey, Value: "taint", Effect: corev1.TaintEffectNoExecute})},
+	})
+	now := metav1.Now()
+	n.patchStatus(map[string]any{
+		"capacity":    map[string]string{foreignKey: "3", foreignDevice: "4"},
+		"allocatable": map[string]string{foreignDevice: "3"},
+		"conditions": []corev1.NodeCondition{{
+			Type: foreignCondition, Status: corev1.ConditionTrue, Reason: "Example", Message: "for example",
+			LastHeartbeatTime: now, LastTransitionTime: now,
+		}},
+	})
+}
+
+// wantForeign checks that it all is still there.
+func (n *node) wantForeign() {
+	n.T.Helper()
+	got := n.MustGet()
+	condition := nodewatch.Condition(got, foreignCondition)
+	capacity := got.Status.Capacity[foreignKey]
+	devices, usable := got.Status.Capacity[foreignDevice], got.Status.Allocatable[foreignDevice]
+	if got.Labels[foreignKey] != "label" || got.Annotations[foreignKey] != "annotation" ||
+		!stage.HasTaint(got, corev1.Taint{Key: foreignKey, Value: "taint", Effect: corev1.TaintEffectNoExecute}) ||
+		condition.Status != corev1.ConditionTrue || condition.Message != "for example" || capacity.Cmp(resource.MustParse("3")) != 0 ||
+		devices.Cmp(resource.MustParse("4")) != 0 || usable.Cmp(resource.MustParse("3")) != 0 {
+		n.T.Errorf("something foreign was lost: labels %v, annotations %v, taints %+v, condition %+v, capacity %v, allocatable %v",
+			got.Labels, got.Annotations, got.Spec.Taints, condition, got.Status.Capacity, got.Status.Allocatable)
+	}
+}
+
+// patchAs patches the Node under the name of a field manager.
+func (n *node) patchAs(manager string, patch map[string]any, subresources ...string) *corev1.Node {
+	n.T.Helper()
+	data := must.Get(json.Marshal(patch))(n.T)
+	return must.Get(n.Client.CoreV1().Nodes().Patch(context.Background(), n.Name, types.StrategicMergePatchType, data, metav1.PatchOptions{FieldManager: manager}, subresources...))(n.T)
+}
+
+func (n *node) patch(patch map[string]any, subresources ...string) *corev1.Node {
+	n.T.Helper()
+	return n.patchAs("", patch, subresources...)
+}
+
+func (n *node) patchStatus(status map[string]any) *corev1.Node {
+	n.T.Helper()
+	return n.patch(map[string]any{"status": status}, "status")
+}
+
+// markUnknown does what the node lifecycle controller does to a node that it
+// takes for dead.
+func (n *node) markUnknown() {
+	n.T.Helper()
+	now := metav1.Now()
+	var conditions []corev1.NodeCondition
+	for _, c := range stage.BuiltIn {
+		conditions = append(conditions, corev1.NodeCondition{
+			Type: c, Status: corev1.ConditionUnknown, LastTransitionTime: now,
+			Reason: "NodeStatusUnknown", Message: "Kubelet stopped posting node status.",
+		})
+	}
+	n.patchStatus(map[string]any{"conditions": conditions})
+}
+
+// waitMended waits until the built-in conditions are as they should be.
+func (n *node) waitMended() {
+	n.T.Helper()
+	n.Eventually("the conditions are mended", func(got *corev1.Node) error {
+		for _, c := range stage.BuiltIn {
+			want := corev1.ConditionFalse
+			if c == corev1.NodeReady {
+				want = corev1.ConditionTrue
+			}
+			if condition := nodewatch.Condition(got, c); condition.Status != want || condition.Reason == "NodeStatusUnknown" {
+				return fmt.Errorf("%+v", condition)
+			}
+		}
+		return nil
+	})
+}
+
+// What others have written stays, also through patches of everything that is
+// nodeprobe's own.
+func TestForeignWrites(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeStatusReportFrequency": "1s"})
+	a := n.StartReady()
+	n.addForeign()
+	n.markUnknown()
+	n.waitMended()
+	const posted = `nodeprobe_status_patches_total{reason="period",result="success"}`
+	before := must.Get(a.Metric(t.Context(), posted))(t)
+	stage.Until(t, "the unchanged status is posted twice more", func() bool { return must.Get(a.Metric(t.Context(), posted))(t) >= before+2 })
+	n.wantForeign()
+	allocatable := n.MustGet().Status.Allocatable[foreignKey]
+	if allocatable.Cmp(resource.MustParse("3")) != 0 {
+		t.Errorf("allocatable of the foreign resource: %s, want 3", allocatable.String())
+	}
+	n.patchStatus(map[string]any{"capacity": map[string]string{foreignKey: "8", foreignDevice: "8"}})
+	stage.Eventually(t, "what is advertised by its capacity alone can be allocated", func() error {
+		if q := n.MustGet().Status.Allocatable[foreignKey]; q.Cmp(resource.MustParse("8")) != 0 {
+			return fmt.Errorf("allocatable %s of 8", q.String())
+		}
+		return nil
+	})
+	if usable := n.MustGet().Status.Allocatable[foreignDevice]; usable.Cmp(resource.MustParse("3")) != 0 {
+		t.Errorf("%s of 8 devices can be allocated, want 3 as their owner says", usable.String())
+	}
+}
+
+// A cloud controller manager owns the addresses, once it has set them.
+func TestForeignAddresses(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, controlplane.StartForTest(t), agent.Config{"cloudProvider": "external", "nodeStatusReportFrequency": "1s"})
+	a := n.StartReady()
+	if want := (corev1.Taint{Key: "node.cloudprovider.kubernetes.io/uninitialized", Value: "true", Effect: corev1.TaintEffectNoSchedule}); !stage.HasTaint(n.MustGet(), want) {
+		t.Errorf("taints: %+v, want %+v among them", n.MustGet().Spec.Taints, want)
+	}
+	want := []corev1.NodeAddress{
+		{Type: corev1.NodeExternalIP, Address: "192.0.2.7"},
+		{Type: corev1.NodeExternalIP, Address: "2001:db8::7"},
+		{Type: corev1.NodeExternalDNS, Address: "seven.example.com"},
+	}
+	got := n.MustGet()
+	got.Status.Addresses = want
+	stage.Eventually(t, "the addresses are set", func() error {
+		_, err := n.Client.CoreV1().Nodes().UpdateStatus(t.Context(), got, metav1.UpdateOptions{})
+		if err != nil {
+			got = n.MustGet()
+			got.Status.Addresses = want
+		}
+		return err
+	})
+	n.markUnknown() // so that there is something to post
+	n.waitMended()
+	must.Note(t, stage.Code(a, "/readyz", 200))
+	if addresses := n.MustGet().Status.Addresses; fmt.Sprint(addresses) != fmt.Sprint(want) {
+		t.Errorf("addresses: %+v, want %+v", addresses, want)
+	}
+}
+
+// A controller that marks the node Unknown does not tell anybody. nodeprobe
+// sees it by its watch: neither of its own clocks comes into play here.
+func TestMendsUnknown(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeStatusUpdateFrequency": "1h", "nodeStatusReportFrequency": "1h"})
+	n.StartReady()
+	// Once more often than changes are posted in a burst.
+	for range 4 {
+		before := time.Now().Truncate(time.Second)
+		n.markUnknown()
+		n.waitMended()
+		for _, c := range n.MustGet().Status.Conditions {
+			if c.LastTransitionTime.Time.Before(before) {
+				t.Errorf("%s changed at %s, want not before %s", c.Type, c.LastTransitionTime, before)
+			}
+		}
+	}
+}
+
+// The status page tells when the API server last heard of us.
+func TestPageTellsOfWrites(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, controlplane.StartForTest(t), agent.Config{})
+	a := n.StartReady()
+	code, body, err := a.Get(t.Context(), "/api/v1/status")
+	if err != nil || code != 200 {
+		t.Fatalf("%d, %v: %s", code, err, body)
+	}
+	var got struct {
+		NodeName, Mode string
+		Checks         []struct{ Name, Error string }
+		Status         struct {
+			Posted time.Time
+			Reason string
+			Bytes  int
+		}
+		Lease struct {
+			Renewed time.Time
+			Result  string
+		}
+	}
+	must.OK(t, json.Unmarshal(body, &got))
+	if got.NodeName != n.Name || got.Mode != "own" {
+		t.Errorf("got %s", body)
+	}
+	var checks []string
+	for _, c := range got.Checks {
+		checks = append(checks, c.Name)
+		if c.Error != "" {
+			t.Errorf("%s: %s", c.Name, c.Error)
+		}
+	}
+	if want := []string{"sampler", "conditions", "status", "lease"}; !slices.Equal(checks, want) {
+		t.Errorf("checks %q, want %q", checks, want)
+	}
+	if s := got.Status; s.Posted.Before(a.Started) || s.Posted.After(time.Now()) || s.Reason == "" || s.Bytes == 0 {
+		t.Errorf("status: %+v", s)
+	}
+	lease := must.Get(n.Lease())(t)
+	// It may have been renewed once more since.
+	if l := got.Lease; l.Renewed.Before(a.Started) || l.Renewed.After(lease.Spec.RenewTime.Add(time.Second)) || l.Result != "success" {
+		t.Errorf("lease: %+v, and the API server has %s", l, lease.Spec.RenewTime)
+	}
+	_, body, err = a.Get(t.Context(), "/")
+	for _, want := range []string{"<dt>Status</dt><dd>posted ", "<dt>Lease</dt><dd>renewed "} {
+		if err != nil || !strings.Contains(string(body), want) {
+			t.Errorf("no %q: %v\n%s", want, err, body)
+		}
+	}
 }

@@ -48,9 +48,15 @@ func (p permission) String() string {
 
 // needed is all that own mode asks the API server for.
 var needed = []permission{
-	{"create", "", "nodes"}, {"get", "", "nodes"}, {"watch", "", "nodes"}, {"patch", "", "nodes/status"},
-	{"get", leaseGroup, "leases"}, {"create", leaseGroup, "leases"}, {"update", leaseGroup, "leases"},
-	{"create", "", "events"}, {"patch", "", "events"},
+	{"create", "", "nodes"},
+	{"get", "", "nodes"},
+	{"watch", "", "nodes"},
+	{"patch", "", "nodes/status"},
+	{"get", leaseGroup, "leases"},
+	{"create", leaseGroup, "leases"},
+	{"update", leaseGroup, "leases"},
+	{"create", "", "events"},
+	{"patch", "", "events"},
 }
 
 // grant gives users all permissions but one, and returns when the API server

@@ -56,7 +56,7 @@ func TestLarge(t *testing.T) {
 	begin, before := time.Now(), s.metrics()
 	ctx, cancel := context.WithTimeout(t.Context(), largeFor)
 	defer cancel()
-	s.must(all(s.dancers, func(i int, d *dancer) (err error) {
+	must.OK(s.t, all(s.dancers, func(i int, d *dancer) (err error) {
 		swings[i], err = d.dance(ctx, d.under(), d.over())
 		return err
 	}))
@@ -97,13 +97,13 @@ func (s *stage) overflow() {
 	s.t.Helper()
 	const lost = "nodeprobe_bpf_lost_events_total"
 	before := s.metrics()[lost]
-	s.must(syscall.Kill(s.agent.PID(), syscall.SIGSTOP))
+	must.OK(s.t, syscall.Kill(s.agent.PID(), syscall.SIGSTOP))
 	one := s.dancer("nodefs.available")
 	ctx, cancel := context.WithTimeout(s.t.Context(), overflowFor)
 	defer cancel()
 	_, err := one.dance(ctx, one.under(), one.over())
-	s.must(errors.Join(err, one.move(one.under())))
-	s.must(syscall.Kill(s.agent.PID(), syscall.SIGCONT))
+	must.OK(s.t, errors.Join(err, one.move(one.under())))
+	must.OK(s.t, syscall.Kill(s.agent.PID(), syscall.SIGCONT))
 	s.settle(func(d *dancer) int64 {
 		if d == one {
 			return d.under()
@@ -128,7 +128,7 @@ func TestSmall(t *testing.T) {
 	begin, before := time.Now(), s.metrics()
 	ctx, cancel := context.WithTimeout(t.Context(), smallFor)
 	defer cancel()
-	s.must(all(s.dancers, func(_ int, d *dancer) error {
+	must.OK(s.t, all(s.dancers, func(_ int, d *dancer) error {
 		_, err := d.dance(ctx, d.limit-d.reach/2, d.within())
 		return err
 	}))
@@ -221,7 +221,7 @@ func (s *stage) settle(to func(*dancer) int64) {
 	start := time.Now()
 	for {
 		// Again and again, as others move the values too.
-		s.must(all(s.dancers, func(_ int, d *dancer) error { return d.move(to(d)) }))
+		must.OK(s.t, all(s.dancers, func(_ int, d *dancer) error { return d.move(to(d)) }))
 		if s.haveConditions(want) {
 			break
 		}

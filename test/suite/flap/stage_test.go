@@ -1,3 +1,6 @@
+// Package flap has values dance around their limits on a real kernel, and counts
+// what nodeprobe makes of it: events, samples, patches. Its tests are in
+// "make test-flap".
 package flap
 
 import (
@@ -94,17 +97,10 @@ func (s *stage) stop() {
 	s.agent.Stop()
 }
 
-func (s *stage) must(err error) {
-	s.t.Helper()
-	must.OK(s.t, err)
-}
-
 // metrics returns the agent's series.
 func (s *stage) metrics() map[string]float64 {
 	s.t.Helper()
-	series, err := s.agent.Metrics(s.t.Context())
-	s.must(err)
-	return series
+	return must.Get(s.agent.Metrics(s.t.Context()))(s.t)
 }
 
 // line is a line of the agent's log: what there is of all lines that matter.
@@ -130,9 +126,7 @@ func (s *stage) log() []line {
 
 func (s *stage) records() []agent.Record {
 	s.t.Helper()
-	records, err := s.agent.Log()
-	s.must(err)
-	return records
+	return must.Get(s.agent.Log())(s.t)
 }
 
 // logEvents quotes the last lines about events and conditions.
@@ -177,8 +171,7 @@ func (s *stage) ended(begin, end time.Time) (n int) {
 // patches returns when the API server got patches of the Node's status.
 func (s *stage) patches(begin, end time.Time) []time.Time {
 	s.t.Helper()
-	events, err := s.cp.AuditEvents()
-	s.must(err)
+	events := must.Get(s.cp.AuditEvents())(s.t)
 	var times []time.Time
 	for _, e := range events {
 		ours := e.Verb == "patch" && e.ObjectRef.Resource == "nodes" && e.ObjectRef.Name == s.name

@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 )
 
@@ -35,7 +36,7 @@ func calm(node *corev1.Node) bool {
 func (s *stage) transition(condition corev1.NodeConditionType, status corev1.ConditionStatus, allowed *allowance, act func() error) {
 	s.t.Helper()
 	since := time.Now()
-	s.must(act())
+	must.OK(s.t, act())
 	when := string(condition) + " " + string(status)
 	s.await(when, since, nodewatch.Has(condition, status))
 	s.t.Logf("%s: both tell after %s", when, time.Since(since).Round(100*time.Millisecond))
@@ -49,8 +50,7 @@ func (s *stage) cordon(unschedulable bool) {
 	s.t.Helper()
 	patch := fmt.Appendf(nil, `{"spec":{"unschedulable":%t}}`, unschedulable)
 	for _, name := range []string{kubeletNode, ourNode} {
-		_, err := s.client.CoreV1().Nodes().Patch(s.t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{})
-		s.must(err)
+		_ = must.Get(s.client.CoreV1().Nodes().Patch(s.t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{}))(s.t)
 	}
 	s.compareNodes(fmt.Sprintf("unschedulable %t", unschedulable), both, func(node *corev1.Node) bool {
 		return node.Spec.Unschedulable == unschedulable && nodewatch.Has(corev1.NodeReady, corev1.ConditionTrue)(node)
@@ -102,9 +102,7 @@ func (s *stage) compareNodesOf(when, first, second string, allowed *allowance, m
 
 func (s *stage) get(name string) *corev1.Node {
 	s.t.Helper()
-	node, err := s.client.CoreV1().Nodes().Get(s.t.Context(), name, metav1.GetOptions{})
-	s.must(err)
-	return node
+	return must.Get(s.client.CoreV1().Nodes().Get(s.t.Context(), name, metav1.GetOptions{}))(s.t)
 }
 
 // settled says whether the controllers have done their part: a podCIDR, and the

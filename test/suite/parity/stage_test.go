@@ -1,11 +1,22 @@
+// Package parity compares what nodeprobe writes with what a real kubelet writes on
+// the same machine with the same configuration, under a real control plane: the
+// Nodes field for field, Leases, Events, and what both send to the API server at
+// the same transitions.
 package parity
 
 import (
+	"flag"
+	"fmt"
+	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 
@@ -19,6 +30,41 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
+
+var describeDir = flag.String("describe", "", "an existing directory that gets what kubectl describe says of each node")
+
+func TestMain(m *testing.M) {
+	pressure.Main()
+	os.Exit(controlplane.Main(m))
+}
+
+// One test, for one kubelet: two on a machine would fight over its sysctls and
+// sockets, and to start one for each pressure would take minutes.
+func TestParity(t *testing.T) {
+	s := start(t)
+	s.await("at first", time.Time{}, calm)
+	s.compareNodes("at first", both, calm)
+	s.compareFirst()
+	s.begin()
+
+	for _, load := range s.loads {
+		s.transition(load.Condition, corev1.ConditionTrue, both, load.Press)
+		s.transition(load.Condition, corev1.ConditionFalse, both, load.Release)
+	}
+	s.cordon(true)
+	s.cordon(false)
+	s.compareHeartbeats()
+
+	s.transition(corev1.NodeReady, corev1.ConditionFalse, without, s.runtime.Stop)
+	s.transition(corev1.NodeReady, corev1.ConditionTrue, without, s.startRuntime)
+
+	s.compareWrites()
+	s.compareLeases()
+	s.compareEvents()
+	s.compareBare()
+	s.allSeen()
+	s.describe()
+}
 
 const (
 	kubeletNode, ourNode = "parity-kubelet", "parity-nodeprobe"
@@ -68,19 +114,17 @@ func start(t *testing.T) *stage {
 		t: t, cp: cp, client: cp.Client(), dir: t.TempDir(),
 		seen: map[string]*nodewatch.History{}, differs: map[*allowance]map[string]bool{},
 	}
-	s.must(s.startRuntime())
-	t.Cleanup(func() { s.check(s.runtime.Stop()) })
-	s.must(containerd.ImportImages(t.Context(), s.runtime.Socket, shownImages+2))
+	must.OK(s.t, s.startRuntime())
+	t.Cleanup(func() { must.Note(s.t, s.runtime.Stop()) })
+	must.OK(s.t, containerd.ImportImages(t.Context(), s.runtime.Socket, shownImages+2))
 	disk := pressure.DiskForTest(t, 2048)
 	for _, name := range []string{kubeletNode, ourNode, bareNode} {
 		s.seen[name] = nodewatch.FollowForTest(t, s.client, name)
 	}
 	// Built before the limits are set: a compiler needs memory that will be back.
-	_, err := kubelet.Build(t.Context(), os.Stderr)
-	s.must(err)
+	_ = must.Get(kubelet.Build(t.Context(), os.Stderr))(s.t)
 	build.ProductForTest(t)
-	s.loads, err = pressure.Loads(disk)
-	s.must(err)
+	s.loads = must.Get(pressure.Loads(disk))(s.t)
 
 	dir, rootDir := t.TempDir(), filepath.Join(disk.Dir, "kubelet")
 	kubelet.StartForTest(t, cp, kubelet.Options{
@@ -102,8 +146,7 @@ func start(t *testing.T) *stage {
 // flags tell a kubelet.
 func (s *stage) nodeprobe(name, kubeletConfig string, config agent.Config) {
 	s.t.Helper()
-	kubeconfig, err := s.cp.NodeKubeconfig(name)
-	s.must(err)
+	kubeconfig := must.Get(s.cp.NodeKubeconfig(name))(s.t)
 	agent.StartForTest(s.t, agent.Spec{
 		Binary: build.ProductForTest(s.t), Dir: s.t.TempDir(), NodeName: name, Kubeconfig: kubeconfig,
 		Config: config.With(agent.Config{
@@ -120,15 +163,108 @@ func (s *stage) startRuntime() (err error) {
 	return err
 }
 
-func (s *stage) must(err error) {
-	s.t.Helper()
-	must.OK(s.t, err)
-}
-
-func (s *stage) check(err error) {
-	s.t.Helper()
-	must.Note(s.t, err)
-}
-
 // begin says that what comes now is not part of the start any more.
 func (s *stage) begin() { s.since = time.Now() }
+
+// describe shows both nodes as people see them.
+func (s *stage) describe() {
+	s.t.Helper()
+	if !testing.Verbose() && *describeDir == "" {
+		return
+	}
+	kubectl := controlplane.KubectlForTest(s.t)
+	for _, name := range []string{kubeletNode, ourNode} {
+		text, err := exec.CommandContext(s.t.Context(), kubectl, "--kubeconfig", s.cp.AdminKubeconfig(), "describe", "node", name).CombinedOutput()
+		if err != nil {
+			s.t.Errorf("describe node %s: %v: %s", name, err, text)
+			continue
+		}
+		s.t.Logf("kubectl describe node %s\n%s", name, text)
+		if *describeDir != "" {
+			must.Note(s.t, os.WriteFile(filepath.Join(*describeDir, name+".txt"), text, 0o600))
+		}
+	}
+}
+
+// allowance is what may differ, by its path, and why. Whatever else differs is an
+// error, and so is a line that has nothing to allow any more.
+type allowance map[string]string
+
+const promises = "are promises about running pods"
+
+// What a kubelet and a nodeprobe may differ in.
+var (
+	both = &allowance{
+		"status.declaredFeatures": promises,
+	}
+	// The Node is created.
+	atFirst = &allowance{
+		"status.declaredFeatures": promises,
+		"status.conditions[3]":    "is Ready, which a kubelet is not before it has made its CSINode",
+	}
+	// Both have lost their container runtime.
+	without = &allowance{
+		"status.declaredFeatures":                 promises,
+		"status.nodeInfo.containerRuntimeVersion": "is Unknown to a kubelet meanwhile; nodeprobe keeps what it knew",
+	}
+	// Only the kubelet has a container runtime.
+	bare = &allowance{
+		"status.declaredFeatures":                 promises,
+		"status.nodeInfo.containerRuntimeVersion": "nobody tells",
+		"status.images":                           "nobody tells",
+		"status.runtimeHandlers":                  "nobody tells",
+		"status.features":                         "nobody tells",
+	}
+)
+
+// line returns which line of the list allows a difference, "" if none does.
+func (a allowance) line(path string) string {
+	for prefix := range a {
+		if path == prefix || strings.HasPrefix(path, prefix+".") || strings.HasPrefix(path, prefix+"[") {
+			return prefix
+		}
+	}
+	return ""
+}
+
+// compare returns what differs and must not, and what differs and may.
+func compare(theirs, ours any, allowed *allowance) (bad []string, seen map[string]bool) {
+	reporter := &differences{}
+	cmp.Equal(theirs, ours, cmp.Reporter(reporter))
+	seen = map[string]bool{}
+	for _, d := range reporter.found {
+		if line := allowed.line(d.path); line != "" {
+			seen[line] = true
+			continue
+		}
+		bad = append(bad, fmt.Sprintf("%s: the kubelet has %s, nodeprobe %s", d.path, d.theirs, d.ours))
+	}
+	return bad, seen
+}
+
+// note keeps which lines of an allowance were of use.
+func (s *stage) note(allowed *allowance, seen map[string]bool) {
+	if s.differs[allowed] == nil {
+		s.differs[allowed] = map[string]bool{}
+	}
+	for line := range seen {
+		s.differs[allowed][line] = true
+	}
+}
+
+// allSeen complains of lines that stand for nothing, and shows the others.
+func (s *stage) allSeen() {
+	s.t.Helper()
+	shown := map[string]bool{}
+	for allowed, seen := range s.differs {
+		for line, why := range *allowed {
+			if !seen[line] {
+				s.t.Errorf("%s (%s) may differ, but never did", line, why)
+			}
+			shown["differs as documented: "+line+": "+why] = true
+		}
+	}
+	for _, text := range slices.Sorted(maps.Keys(shown)) {
+		s.t.Log(text)
+	}
+}

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // sendTime is what both have to send what they send every few seconds, and the audit
@@ -35,8 +36,7 @@ const (
 // writes returns what one of them has sent to change its Node and its Lease.
 func (s *stage) writes(name string) []write {
 	s.t.Helper()
-	events, err := s.cp.AuditEvents()
-	s.must(err)
+	events := must.Get(s.cp.AuditEvents())(s.t)
 	user, _ := controlplane.NodeUser(name)
 	var all []write
 	var posted time.Time // the status
@@ -45,8 +45,7 @@ func (s *stage) writes(name string) []write {
 			continue
 		}
 		kind := e.Request()
-		body, err := normalBody(e.RequestObject)
-		s.must(err)
+		body := must.Get(normalBody(e.RequestObject))(s.t)
 		if kind == patchStatus {
 			if e.RequestReceivedTimestamp.Sub(posted) < time.Second+clockSlack {
 				addHeartbeats(body)

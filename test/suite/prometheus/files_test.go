@@ -31,8 +31,7 @@ func deployed(t *testing.T, name string) string {
 
 func read(t *testing.T, file string) []byte {
 	t.Helper()
-	data := must.Get(os.ReadFile(file))(t)
-	return data
+	return must.Get(os.ReadFile(file))(t)
 }
 
 // promtool runs promtool, and returns what it says and whether it is content.

@@ -61,8 +61,7 @@ func TestPrivilegesAreDropped(t *testing.T) {
 	}
 	metric := func(series string) float64 {
 		t.Helper()
-		value := must.Get(a.Metric(ctx, series))(t)
-		return value
+		return must.Get(a.Metric(ctx, series))(t)
 	}
 	wantDisk := func(want float64, why string) {
 		t.Helper()

@@ -70,8 +70,7 @@ func TestReload(t *testing.T) {
 	}
 	memory := func() float64 {
 		t.Helper()
-		value := must.Get(a.Metric(ctx, `nodeprobe_condition_status{condition="MemoryPressure"}`))(t)
-		return value
+		return must.Get(a.Metric(ctx, `nodeprobe_condition_status{condition="MemoryPressure"}`))(t)
 	}
 	// reload returns when the manager is told that it is over.
 	reload := func() {

@@ -2,7 +2,11 @@ package parity
 
 import (
 	"encoding/json"
+	"fmt"
+	"maps"
+	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -10,6 +14,157 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
+
+// times are the fields that hold one, with the form that it must have.
+var times = map[string]*regexp.Regexp{
+	"lastHeartbeatTime":  regexp.MustCompile(`^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$`),
+	"lastTransitionTime": regexp.MustCompile(`^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$`),
+	"creationTimestamp":  regexp.MustCompile(`^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$`),
+	"renewTime":          regexp.MustCompile(`^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z$`),
+}
+
+// normalBody is the body of a request without what differs for reasons of its own:
+// names, identities and times, of which the form is left.
+func normalBody(raw json.RawMessage) (map[string]any, error) {
+	var body map[string]any
+	if err := json.Unmarshal(raw, &body); err != nil {
+		return nil, fmt.Errorf("decode body %s: %w", raw, err)
+	}
+	blank(body)
+	return rename(body).(map[string]any), nil
+}
+
+func blank(value any) {
+	switch v := value.(type) {
+	case []any:
+		for i := range v {
+			blank(v[i])
+		}
+	case map[string]any:
+		for key, field := range v {
+			form := times[key]
+			content, isText := field.(string)
+			switch {
+			case form != nil && isText && form.MatchString(content):
+				v[key] = "TIME"
+			case (key == "uid" || key == "resourceVersion") && isText:
+				v[key] = "ID"
+			case key == "managedFields": // the API server's, sent back to it
+				delete(v, key)
+			default:
+				blank(field)
+			}
+		}
+	}
+}
+
+// strip returns a body without the fields that are allowed to differ, and without
+// the maps that have become empty by that.
+func strip(body map[string]any, allowed *allowance) map[string]any {
+	for path := range *allowed {
+		body = pruned(body, strings.Split(path, "."))
+	}
+	return body
+}
+
+func pruned(m map[string]any, path []string) map[string]any {
+	field, ok := m[path[0]]
+	if !ok {
+		return m
+	}
+	m = maps.Clone(m)
+	inner, isMap := field.(map[string]any)
+	switch {
+	case len(path) == 1:
+		delete(m, path[0])
+	case isMap:
+		if inner = pruned(inner, path[1:]); len(inner) == 0 {
+			delete(m, path[0])
+		} else {
+			m[path[0]] = inner
+		}
+	}
+	return m
+}
+
+// addHeartbeats puts into a patch the heartbeats that it lacks because the patch
+// before was sent in the same second: the difference has nothing of them then.
+func addHeartbeats(body map[string]any) {
+	status, _ := body["status"].(map[string]any)
+	order, _ := status["$setElementOrder/conditions"].([]any)
+	told := conditions(body)
+	var all []any
+	for _, item := range order {
+		key, _ := item.(map[string]any)
+		entry := map[string]any{"type": key["type"]}
+		for _, c := range told {
+			if c["type"] == key["type"] {
+				entry = c
+			}
+		}
+		entry["lastHeartbeatTime"] = "TIME"
+		all = append(all, entry)
+	}
+	if len(all) > 0 {
+		status["conditions"] = all
+	}
+}
+
+// asMap is an object as JSON has it.
+func asMap(object any) map[string]any {
+	data, err := json.Marshal(object)
+	if err != nil {
+		panic(err) // an API object
+	}
+	var m map[string]any
+	if err := json.Unmarshal(data, &m); err != nil {
+		panic(err)
+	}
+	return m
+}
+
+// differences collects where two objects differ, by the paths of their fields.
+type differences struct {
+	path  cmp.Path
+	found []difference
+}
+
+type difference struct{ path, theirs, ours string }
+
+func (d *differences) PushStep(step cmp.PathStep) { d.path = append(d.path, step) }
+func (d *differences) PopStep()                   { d.path = d.path[:len(d.path)-1] }
+
+func (d *differences) Report(result cmp.Result) {
+	if result.Equal() {
+		return
+	}
+	var b strings.Builder
+	for _, step := range d.path {
+		switch s := step.(type) {
+		case cmp.MapIndex:
+			key := s.Key().String()
+			if strings.ContainsAny(key, "./") {
+				fmt.Fprintf(&b, "[%s]", key)
+			} else {
+				fmt.Fprintf(&b, ".%s", key)
+			}
+		case cmp.SliceIndex:
+			theirs, ours := s.SplitKeys()
+			fmt.Fprintf(&b, "[%d]", max(theirs, ours))
+		}
+	}
+	theirs, ours := d.path.Last().Values()
+	show := func(valid bool, value any) string {
+		if !valid {
+			return "nothing"
+		}
+		return fmt.Sprintf("%v", value)
+	}
+	d.found = append(d.found, difference{
+		path:   strings.TrimPrefix(b.String(), "."),
+		theirs: show(theirs.IsValid(), theirs), ours: show(ours.IsValid(), ours),
+	})
+}
 
 // What would not be noticed here would not be noticed there.
 func TestCompare(t *testing.T) {

@@ -1,0 +1,331 @@
+package lifecycle
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/fault"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
+	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
+	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
+)
+
+// A Node on which nothing happens stays in favour by its Lease alone, long after
+// its status was posted last.
+func TestAlive(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, agent.Config{"nodeStatusUpdateFrequency": "10s", "nodeStatusReportFrequency": "1h"})
+	user, groups := controlplane.NodeUser(n.name)
+	proxy := fault.StartForTest(t, n.cp, user, groups...)
+	n.spec.Kubeconfig = proxy.Kubeconfig()
+	n.startReady()
+	// The next renewal comes after whatever belongs to the registration.
+	proxy.Forget()
+	renewed := func(r fault.Request) bool { return r.Method == "PUT" }
+	must.Get(proxy.WaitFor(t.Context(), renewed))(t)
+	proxy.Forget()
+	begin := time.Now()
+	time.Sleep(3 * grace)
+
+	renewals := 0
+	for _, r := range proxy.Requests() {
+		if renewed(r) {
+			renewals++
+		} else {
+			t.Errorf("while nothing happened: %s", r)
+		}
+	}
+	if renewals < 3 {
+		t.Errorf("%d renewals in %s", renewals, 3*grace)
+	}
+	// From its creation on, apart from the taint that the API server gives each
+	// new Node.
+	for i, s := range n.history.All() {
+		if s.Node == nil || !has(s.Node, allWell) {
+			t.Fatalf("version %d: %s", i, describe(s.Node))
+		}
+		if len(s.Node.Spec.Taints) > 0 && s.At.After(begin) ||
+			tainted(s.Node, corev1.TaintNodeUnreachable, corev1.TaintEffectNoSchedule) ||
+			tainted(s.Node, corev1.TaintNodeUnreachable, corev1.TaintEffectNoExecute) ||
+			tainted(s.Node, corev1.TaintNodeNotReady, corev1.TaintEffectNoExecute) {
+			t.Errorf("version %d: %s", i, describe(s.Node))
+		}
+	}
+	n.newPod(nil).waitBound()
+}
+
+// An administrator takes a Node that has pods out of the cluster: cordons it, taints
+// it, deletes it. It stays deleted, and so does its Lease, which the garbage collector
+// removes. A restart registers the Node as new, and pods come.
+func TestDeleted(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	a := n.startReady()
+	n.newPod(nil).waitBound()
+	_, err := n.client.CoreV1().Nodes().Patch(t.Context(), n.name, "application/merge-patch+json",
+		[]byte(`{"spec":{"unschedulable":true,"taints":[{"key":"example.com/retired","effect":"NoExecute"}]}}`), metav1.PatchOptions{})
+	must.OK(t, err)
+	old := n.wait("it is cordoned", a.Started, func(node *corev1.Node) bool { return node.Spec.Unschedulable }).Node
+
+	leases := must.Get(n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + n.name}))(t)
+	defer leases.Stop()
+	deleted := time.Now()
+	must.OK(t, n.client.CoreV1().Nodes().Delete(t.Context(), n.name, metav1.DeleteOptions{}))
+	waitLeaseGone(t, leases)
+	t.Logf("the garbage collector has removed the lease %s after the node", time.Since(deleted))
+	select {
+	case event := <-leases.ResultChan():
+		t.Errorf("after its end the lease is %s: %+v", event.Type, event.Object)
+	case <-time.After(2 * grace):
+	}
+	for _, s := range n.since(deleted) {
+		if s.Node != nil && s.Node.UID != old.UID {
+			t.Fatalf("it is back %s later: %s", s.At.Sub(deleted), describe(s.Node))
+		}
+	}
+	select {
+	case <-a.Exited():
+		t.Error("nodeprobe has ended")
+	default:
+	}
+
+	a.Stop()
+	n.startReady()
+	again := n.history.Last()
+	if again.UID == old.UID || again.Spec.Unschedulable {
+		t.Errorf("after the restart: %s", describe(again))
+	}
+	n.newPod(nil).waitBound()
+	want := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.name, UID: again.UID}}
+	lease := must.Get(n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(t.Context(), n.name, metav1.GetOptions{}))(t)
+	if !apiequality.Semantic.DeepEqual(lease.OwnerReferences, want) {
+		t.Errorf("owners of the new lease: %+v, want %+v", lease.OwnerReferences, want)
+	}
+}
+
+// waitLeaseGone follows what a watch tells until the Lease is deleted.
+func waitLeaseGone(t *testing.T, watcher watch.Interface) {
+	t.Helper()
+	timeout := time.After(patience)
+	for {
+		select {
+		case <-timeout:
+			t.Fatal("nobody has removed the lease")
+		case event := <-watcher.ResultChan():
+			if _, ok := event.Object.(*coordinationv1.Lease); !ok {
+				t.Fatalf("watch of the lease: %+v", event)
+			}
+			if event.Type == watch.Deleted {
+				return
+			}
+		}
+	}
+}
+
+// A file on the node's root disk that hangs, from the start on, costs the Node that
+// fact and nothing else: it registers, is ready, and its Lease is renewed for longer
+// than a silent Node would be left alone. The fact comes when the disk answers.
+func TestHungRootDisk(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, agent.Config{"statfsTimeout": "500ms"})
+	etc := filepath.Join(n.spec.Dir, "root", "etc")
+	release := filepath.Join(etc, "os-release")
+	must.OK(t, os.MkdirAll(etc, 0o755))
+	must.OK(t, os.WriteFile(filepath.Join(etc, "machine-id"), []byte("0123456789abcdef0123456789abcdef\n"), 0o644))
+	must.OK(t, unix.Mkfifo(release, 0o644))
+	n.spec.Args = append(n.spec.Args, "--path.rootfs", filepath.Dir(etc))
+	a := n.startReady()
+
+	renewals := map[string]bool{}
+	until(t, "the lease is renewed again and again", func(ctx context.Context) (watch.Interface, error) {
+		return n.client.CoordinationV1().Leases("kube-node-lease").Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + n.name})
+	}, func(lease *coordinationv1.Lease) error {
+		renewals[lease.Spec.RenewTime.String()] = true
+		if len(renewals) < 12 { // one a second, and silence is noticed after eight
+			return errors.New("too few renewals yet")
+		}
+		return nil
+	})
+	for _, s := range n.since(n.wait("ready", a.Started, func(node *corev1.Node) bool { return has(node, allWell) }).At) {
+		if s.Node == nil || !has(s.Node, allWell) || s.Node.Status.NodeInfo.OSImage != "" || s.Node.Status.NodeInfo.MachineID == "" {
+			t.Errorf("while the file hangs: %s; %+v", describe(s.Node), s.Node.Status.NodeInfo)
+		}
+	}
+	records := must.Get(a.Log())(t)
+	said := 0
+	for _, r := range records {
+		if strings.Contains(r.Line, release+": no answer within 500ms") {
+			said++
+		}
+	}
+	if said != 1 {
+		t.Errorf("the file was named %d times in the log, want once", said)
+	}
+
+	answer := must.Get(os.OpenFile(release, os.O_RDWR, 0))(t) // which does not wait for a reader
+	const text = "PRETTY_NAME=\"A disk that is back\"\n"
+	must.OK(t, os.Remove(release))
+	must.OK(t, os.WriteFile(release, []byte(text), 0o644))
+	must.OK(t, answer.Close())
+	n.wait("the OS image is known", a.Started, func(node *corev1.Node) bool {
+		return node.Status.NodeInfo.OSImage == "A disk that is back"
+	})
+}
+
+// What is reserved is not given to pods, and all the rest is.
+func TestAllocatable(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, agent.Config{
+		"systemReserved": map[string]string{"cpu": "200m", "memory": "256Mi"},
+		"kubeReserved":   map[string]string{"cpu": "100m", "memory": "128Mi"},
+		"evictionHard":   agent.Hard(map[string]string{"memory.available": "64Mi"}),
+	})
+	n.startReady()
+	status := n.history.Last().Status
+	for _, test := range []struct {
+		name     corev1.ResourceName
+		reserved string
+		bit      string // the least more than there is
+	}{
+		{corev1.ResourceCPU, "300m", "1m"},
+		{corev1.ResourceMemory, "448Mi", "1"},
+	} {
+		fits := status.Allocatable[test.name]
+		all := fits.DeepCopy()
+		all.Add(resource.MustParse(test.reserved))
+		for name, pages := range status.Capacity {
+			if test.name == corev1.ResourceMemory && strings.HasPrefix(string(name), corev1.ResourceHugePagesPrefix) {
+				all.Add(pages) // kept from those who ask for memory
+			}
+		}
+		if capacity := status.Capacity[test.name]; all.Cmp(capacity) != 0 {
+			t.Errorf("%s: %s allocatable of %s, with %s reserved", test.name, fits.String(), capacity.String(), test.reserved)
+		}
+		more := fits.DeepCopy()
+		more.Add(resource.MustParse(test.bit))
+		tooMuch := n.newPod(corev1.ResourceList{test.name: more})
+		tooMuch.waitRefused("Insufficient " + string(test.name))
+		n.newPod(corev1.ResourceList{test.name: fits}).waitBound()
+		tooMuch.checkUnbound()
+		n.newPod(corev1.ResourceList{test.name: resource.MustParse(test.bit)}).waitRefused("Insufficient " + string(test.name))
+	}
+}
+
+// The number of pods is bounded, too.
+func TestMaxPods(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, agent.Config{"maxPods": 1})
+	n.startReady()
+	first := n.newPod(nil)
+	first.waitBound()
+	second := n.newPod(nil)
+	second.waitRefused("Too many pods")
+	first.delete()
+	second.waitBound()
+}
+
+// A cordoned Node takes no pods, and says that it was cordoned where "kubectl
+// describe node" looks: at Events with its UID.
+func TestCordoned(t *testing.T) {
+	t.Parallel()
+	n := newNode(t, nil)
+	n.startReady()
+	mine := "involvedObject.kind=Node,involvedObject.uid=" + string(n.history.Last().UID)
+	cordon := func(patch string) time.Time {
+		t.Helper()
+		at := time.Now()
+		must.Get(n.client.CoreV1().Nodes().Patch(t.Context(), n.name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
+		return at
+	}
+	at := cordon(`{"spec":{"unschedulable":true}}`)
+	n.waitEvent(mine, "NodeNotSchedulable", n.name)
+	n.wait("the node is tainted", at, func(node *corev1.Node) bool {
+		return tainted(node, corev1.TaintNodeUnschedulable, corev1.TaintEffectNoSchedule)
+	})
+	p := n.newRefused("unschedulable")
+	at = cordon(`{"spec":{"unschedulable":null}}`)
+	n.waitEvent(mine, "NodeSchedulable", n.name)
+	n.wait("the taint is gone", at, func(node *corev1.Node) bool { return len(node.Spec.Taints) == 0 })
+	p.waitBound()
+	for _, s := range n.since(at) {
+		if s.Node == nil || !has(s.Node, allWell) {
+			t.Errorf("cordoned: %s", describe(s.Node))
+		}
+	}
+}
+
+// Each pressure becomes a taint and keeps pods away, for as long as it lasts.
+func TestPressure(t *testing.T) {
+	t.Parallel()
+	disk := pressure.DiskForTest(t, 64)
+	loads := must.Get(pressure.Loads(disk))(t)
+	taints := map[corev1.NodeConditionType]string{
+		corev1.NodeMemoryPressure: corev1.TaintNodeMemoryPressure,
+		corev1.NodeDiskPressure:   corev1.TaintNodeDiskPressure,
+		corev1.NodePIDPressure:    corev1.TaintNodePIDPressure,
+	}
+	for _, l := range loads {
+		t.Run(string(l.Condition), func(t *testing.T) {
+			t.Parallel()
+			t.Cleanup(func() { must.OK(t, l.Release()) })
+			n := newNode(t, agent.Config{
+				"bpf": "auto", "rootDirectory": disk.Dir, "evictionHard": agent.Hard(map[string]string{l.Signal: l.Threshold}),
+			})
+			a := n.startReady()
+
+			pressed := time.Now()
+			must.OK(t, l.Press())
+			seen := n.wait("the condition is True", pressed, nodewatch.Has(l.Condition, corev1.ConditionTrue))
+			taintedAt := n.wait("the node is tainted", pressed, func(node *corev1.Node) bool {
+				return tainted(node, taints[l.Condition], corev1.TaintEffectNoSchedule)
+			})
+			p := n.newRefused(byTaint)
+
+			released := time.Now()
+			must.OK(t, l.Release())
+			over := n.wait("the condition is False", released, nodewatch.Has(l.Condition, corev1.ConditionFalse))
+			free := n.wait("the taint is gone", released, func(node *corev1.Node) bool { return len(node.Spec.Taints) == 0 })
+			p.waitBound()
+			t.Logf("True after %s, tainted %s later; False after %s, free %s later",
+				seen.At.Sub(pressed), taintedAt.At.Sub(seen.At), over.At.Sub(released), free.At.Sub(over.At))
+
+			n.checkOnly(a.Started, l.Condition)
+			for _, s := range n.since(seen.At) {
+				if s.At.Before(over.At) && !nodewatch.Has(l.Condition, corev1.ConditionTrue)(s.Node) {
+					t.Errorf("in between: %s", describe(s.Node))
+				}
+			}
+		})
+	}
+}
+
+// checkOnly wants all conditions but one to have been well since a time.
+func (n *node) checkOnly(since time.Time, but corev1.NodeConditionType) {
+	n.t.Helper()
+	for _, s := range n.since(since) {
+		if s.Node == nil {
+			n.t.Fatal("the node was deleted")
+		}
+		for condition, status := range allWell {
+			if condition != but && !nodewatch.Has(condition, status)(s.Node) {
+				n.t.Errorf("%s: %s", condition, describe(s.Node))
+			}
+		}
+	}
+}
