@@ -86,6 +86,9 @@ bench-overhead: ## what the probes cost forks, threads and writes, beside off/of
 bench-idle: control-plane ## wake-ups and CPU while nothing happens, by cause
 	go -C test run ./bench/idle
 
+size: ## lines of Go by package, without tests, and in all
+	@go -C test run ./bench/size
+
 footprint: control-plane ## memory and CPU of a minute, beside node_exporter
 	go -C test run ./bench/footprint
 
@@ -137,4 +140,4 @@ clean: ## remove bin
 help: ## this list
 	@awk -F ':.*## ' '/^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build run demo image test test-flap test-page test-outage test-flood parity vet lint check test-kernels generate generate-btf fuzz bench bench-latency bench-overhead bench-idle footprint e2e test-beside footprint-containers control-plane deps clean help
+.PHONY: build run demo image test test-flap test-page test-outage test-flood parity vet lint check test-kernels generate generate-btf fuzz bench bench-latency bench-overhead bench-idle size footprint e2e test-beside footprint-containers control-plane deps clean help

@@ -24,35 +24,26 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
-	"github.com/nodeprobe/nodeprobe/test/harness/build"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
-const (
-	// grace is how long a Node may be silent: eight renewals of agent.Own.
-	grace = 8 * time.Second
-	// patience is for a machine that does ten other things at the same time.
-	patience = 3 * time.Minute
-)
+// grace is how long a Node may be silent: eight renewals of agent.Own.
+const grace = 8 * time.Second
 
 func TestMain(m *testing.M) {
 	pressure.Main()
 	os.Exit(controlplane.MainWith(m, controlplane.Options{Controllers: true, NodeGrace: grace}))
 }
 
-// node is a Node, who looks after it, and all that was seen of it.
+// node is a Node, and all that was seen of it.
 type node struct {
-	t       *testing.T
-	name    string
-	cp      *controlplane.ControlPlane
-	client  kubernetes.Interface // the administrator's
-	spec    agent.Spec
+	*stage.Node
 	history *nodewatch.History
 }
 
@@ -61,33 +52,26 @@ type node struct {
 // silent.
 func newNode(t *testing.T, config agent.Config) *node {
 	t.Helper()
-	cp := controlplane.StartForTest(t)
-	n := &node{t: t, name: controlplane.ObjectName(t), cp: cp, client: cp.Client()}
-	kubeconfig := must.Get(cp.NodeKubeconfig(n.name))(t)
-	n.spec = agent.Spec{
-		Binary: build.ProductForTest(t), Dir: t.TempDir(), NodeName: n.name, Kubeconfig: kubeconfig, Config: agent.Own().With(config),
-	}
+	n := &node{Node: stage.New(t, controlplane.StartForTest(t), config)}
 	t.Cleanup(func() {
-		err := n.client.CoreV1().Nodes().Delete(context.Background(), n.name, metav1.DeleteOptions{})
+		err := n.Client.CoreV1().Nodes().Delete(context.Background(), n.Name, metav1.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			t.Error(err)
 		}
 	})
-	n.history = nodewatch.FollowForTest(t, n.client, n.name)
+	n.history = n.Follow()
 	return n
 }
 
 // start runs nodeprobe until the test ends. A kubelet's rights must do for
 // whatever it asks of the API server.
 func (n *node) start() *agent.Agent {
-	n.t.Helper()
-	a := agent.StartForTest(n.t, n.spec)
-	n.t.Cleanup(func() {
-		records, err := a.Log()
-		must.Note(n.t, err)
-		for _, r := range records {
+	n.T.Helper()
+	a := n.Start()
+	n.T.Cleanup(func() {
+		for _, r := range stage.Logged(n.T, a, "") {
 			if strings.Contains(r.Line, "forbidden") {
-				n.t.Errorf("a kubelet's rights did not do: %s", r.Line)
+				n.T.Errorf("a kubelet's rights did not do: %s", r.Line)
 			}
 		}
 	})
@@ -96,36 +80,28 @@ func (n *node) start() *agent.Agent {
 
 // startReady is start, and waits until the cluster has accepted the Node.
 func (n *node) startReady() *agent.Agent {
-	n.t.Helper()
+	n.T.Helper()
 	a := n.start()
 	n.wait("the node is ready and has no taints", a.Started, func(node *corev1.Node) bool {
-		return has(node, allWell) && len(node.Spec.Taints) == 0
+		return allWell.In(node) && len(node.Spec.Taints) == 0
 	})
 	return a
 }
 
-// conditions are what is expected of a Node's.
-type conditions map[corev1.NodeConditionType]corev1.ConditionStatus
-
 var (
-	allWell = conditions{
-		corev1.NodeReady: corev1.ConditionTrue, corev1.NodeMemoryPressure: corev1.ConditionFalse,
-		corev1.NodeDiskPressure: corev1.ConditionFalse, corev1.NodePIDPressure: corev1.ConditionFalse,
-	}
-	unknown = conditions{
-		corev1.NodeReady: corev1.ConditionUnknown, corev1.NodeMemoryPressure: corev1.ConditionUnknown,
-		corev1.NodeDiskPressure: corev1.ConditionUnknown, corev1.NodePIDPressure: corev1.ConditionUnknown,
-	}
+	allWell  = stage.Conditions{"Ready": "True", "MemoryPressure": "False", "DiskPressure": "False", "PIDPressure": "False"}
+	fullDisk = stage.Conditions{"Ready": "True", "MemoryPressure": "False", "DiskPressure": "True", "PIDPressure": "False"}
+	unknown  = stage.Conditions{"Ready": "Unknown", "MemoryPressure": "Unknown", "DiskPressure": "Unknown", "PIDPressure": "Unknown"}
 )
 
-// has says whether all conditions are as expected.
-func has(node *corev1.Node, want conditions) bool {
-	for condition, status := range want {
-		if !nodewatch.Has(condition, status)(node) {
-			return false
+// wantAlways wants all versions of the Node since a time to be there and so.
+func (n *node) wantAlways(since time.Time, so func(*corev1.Node) bool) {
+	n.T.Helper()
+	for _, s := range n.since(since) {
+		if s.Node == nil || !so(s.Node) {
+			n.T.Errorf("at %s: %s", s.At.Format(time.TimeOnly), stage.Describe(s.Node))
 		}
 	}
-	return true
 }
 
 // tainted says whether the Node has taints of that key with all these effects.
@@ -143,12 +119,12 @@ func tainted(node *corev1.Node, key string, effects ...corev1.TaintEffect) bool 
 
 // wait returns the first version of the Node since a time that match accepts.
 func (n *node) wait(what string, since time.Time, match func(*corev1.Node) bool) nodewatch.Sighting {
-	n.t.Helper()
-	ctx, cancel := context.WithTimeout(n.t.Context(), patience)
+	n.T.Helper()
+	ctx, cancel := context.WithTimeout(n.T.Context(), stage.Patience)
 	defer cancel()
 	found, err := n.history.Wait(ctx, since, match)
 	if err != nil {
-		n.t.Fatalf("waited until %s: %v; at last: %s", what, err, describe(n.history.Last()))
+		n.T.Fatalf("waited until %s: %v; at last: %s", what, err, stage.Describe(n.history.Last()))
 	}
 	return found
 }
@@ -162,25 +138,12 @@ func (n *node) since(t time.Time) []nodewatch.Sighting {
 	return all
 }
 
-// describe is the part of a Node that these tests are about.
-func describe(node *corev1.Node) string {
-	if node == nil {
-		return "no node"
-	}
-	var b strings.Builder
-	for _, c := range node.Status.Conditions {
-		fmt.Fprintf(&b, "%s=%s (%s) since %s; ", c.Type, c.Status, c.Reason, c.LastTransitionTime.Format(time.TimeOnly))
-	}
-	fmt.Fprintf(&b, "taints: %v", node.Spec.Taints)
-	return b.String()
-}
-
 // until follows what a watch tells until check finds nothing wrong with an
 // object, and returns that. A watch from no version begins with the objects that
 // are there.
 func until[T runtime.Object](t *testing.T, what string, start func(context.Context) (watch.Interface, error), check func(T) error) T {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), stage.Patience)
 	defer cancel()
 	watcher := must.Get(start(ctx))(t)
 	defer watcher.Stop()
@@ -212,12 +175,12 @@ type pod struct {
 // newPod creates a pod for the Node, with what it requests, and deletes it after
 // the test.
 func (n *node) newPod(requests corev1.ResourceList) *pod {
-	n.t.Helper()
+	n.T.Helper()
 	no := false
 	made := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: controlplane.ObjectName(n.t), Namespace: metav1.NamespaceDefault},
+		ObjectMeta: metav1.ObjectMeta{Name: controlplane.ObjectName(n.T), Namespace: metav1.NamespaceDefault},
 		Spec: corev1.PodSpec{
-			NodeSelector:                 map[string]string{corev1.LabelHostname: n.name},
+			NodeSelector:                 map[string]string{corev1.LabelHostname: n.Name},
 			AutomountServiceAccountToken: &no,
 			Containers: []corev1.Container{{
 				Name: "idle", Image: "none", Resources: corev1.ResourceRequirements{Requests: requests},
@@ -225,17 +188,17 @@ func (n *node) newPod(requests corev1.ResourceList) *pod {
 		},
 	}
 	n.waitServiceAccount()
-	made = must.Get(n.client.CoreV1().Pods(made.Namespace).Create(n.t.Context(), made, metav1.CreateOptions{}))(n.t)
-	p := &pod{n.t, n, made}
-	n.t.Cleanup(p.delete)
+	made = must.Get(n.Client.CoreV1().Pods(made.Namespace).Create(n.T.Context(), made, metav1.CreateOptions{}))(n.T)
+	p := &pod{n.T, n, made}
+	n.T.Cleanup(p.delete)
 	return p
 }
 
 // waitServiceAccount waits for what every pod needs and a controller makes.
 func (n *node) waitServiceAccount() {
-	n.t.Helper()
-	accounts := n.client.CoreV1().ServiceAccounts(metav1.NamespaceDefault)
-	until(n.t, "there is a service account", func(ctx context.Context) (watch.Interface, error) {
+	n.T.Helper()
+	accounts := n.Client.CoreV1().ServiceAccounts(metav1.NamespaceDefault)
+	until(n.T, "there is a service account", func(ctx context.Context) (watch.Interface, error) {
 		return accounts.Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=default"})
 	}, func(*corev1.ServiceAccount) error { return nil })
 }
@@ -243,7 +206,7 @@ func (n *node) waitServiceAccount() {
 // delete removes the pod at once: nobody is there to end it.
 func (p *pod) delete() {
 	now := int64(0)
-	err := p.node.client.CoreV1().Pods(p.Namespace).Delete(context.Background(), p.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
+	err := p.node.Client.CoreV1().Pods(p.Namespace).Delete(context.Background(), p.Name, metav1.DeleteOptions{GracePeriodSeconds: &now})
 	if err != nil && !apierrors.IsNotFound(err) {
 		p.t.Error(err)
 	}
@@ -253,7 +216,7 @@ func (p *pod) delete() {
 func (p *pod) wait(what string, match func(*corev1.Pod) bool) {
 	p.t.Helper()
 	p.Pod = until(p.t, "pod "+p.Name+" is "+what, func(ctx context.Context) (watch.Interface, error) {
-		return p.node.client.CoreV1().Pods(p.Namespace).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + p.Name})
+		return p.node.Client.CoreV1().Pods(p.Namespace).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + p.Name})
 	}, func(pod *corev1.Pod) error {
 		if !match(pod) {
 			return fmt.Errorf("node %q, conditions %+v", pod.Spec.NodeName, pod.Status.Conditions)
@@ -265,7 +228,7 @@ func (p *pod) wait(what string, match func(*corev1.Pod) bool) {
 // waitBound waits until the scheduler has given the pod to its Node.
 func (p *pod) waitBound() {
 	p.t.Helper()
-	p.wait("bound", func(pod *corev1.Pod) bool { return pod.Spec.NodeName == p.node.name })
+	p.wait("bound", func(pod *corev1.Pod) bool { return pod.Spec.NodeName == p.node.Name })
 }
 
 // waitRefused waits until the scheduler has said that no Node takes the pod, for
@@ -288,15 +251,15 @@ func isRefused(pod *corev1.Pod, why string) bool {
 // for that reason: it may learn of the pod before it learns of the Node's latest
 // version, and bind it.
 func (n *node) newRefused(why string) *pod {
-	n.t.Helper()
-	for deadline := time.Now().Add(patience); ; {
+	n.T.Helper()
+	for deadline := time.Now().Add(stage.Patience); ; {
 		p := n.newPod(nil)
 		p.wait("bound or refused", func(pod *corev1.Pod) bool { return pod.Spec.NodeName != "" || isRefused(pod, why) })
 		if p.Spec.NodeName == "" || time.Now().After(deadline) {
 			p.waitRefused(why)
 			return p
 		}
-		n.t.Logf("pod %s was bound before the scheduler knew better", p.Name)
+		n.T.Logf("pod %s was bound before the scheduler knew better", p.Name)
 		p.delete()
 	}
 }
@@ -308,7 +271,7 @@ const byTaint = "untolerated taint"
 // checkUnbound wants the pod to be nowhere still.
 func (p *pod) checkUnbound() {
 	p.t.Helper()
-	now := must.Get(p.node.client.CoreV1().Pods(p.Namespace).Get(p.t.Context(), p.Name, metav1.GetOptions{}))(p.t)
+	now := must.Get(p.node.Client.CoreV1().Pods(p.Namespace).Get(p.t.Context(), p.Name, metav1.GetOptions{}))(p.t)
 	if now.Spec.NodeName != "" {
 		p.t.Errorf("pod %s is bound to %s", p.Name, now.Spec.NodeName)
 	}
@@ -316,9 +279,9 @@ func (p *pod) checkUnbound() {
 
 // waitEvent waits for an Event with a reason and a text in its message.
 func (n *node) waitEvent(selector, reason, text string) *corev1.Event {
-	n.t.Helper()
-	return until(n.t, "there is an event "+reason+": "+text, func(ctx context.Context) (watch.Interface, error) {
-		return n.client.CoreV1().Events("").Watch(ctx, metav1.ListOptions{FieldSelector: selector})
+	n.T.Helper()
+	return until(n.T, "there is an event "+reason+": "+text, func(ctx context.Context) (watch.Interface, error) {
+		return n.Client.CoreV1().Events("").Watch(ctx, metav1.ListOptions{FieldSelector: selector})
 	}, func(e *corev1.Event) error {
 		if e.Reason != reason || !strings.Contains(e.Message, text) {
 			return fmt.Errorf("only %s: %s", e.Reason, e.Message)

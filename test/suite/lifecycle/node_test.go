@@ -3,6 +3,7 @@ package lifecycle
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -19,11 +20,11 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
-	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/fault"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
 // A Node on which nothing happens stays in favour by its Lease alone, long after
@@ -31,9 +32,7 @@ import (
 func TestAlive(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, agent.Config{"nodeStatusUpdateFrequency": "10s", "nodeStatusReportFrequency": "1h"})
-	user, groups := controlplane.NodeUser(n.name)
-	proxy := fault.StartForTest(t, n.cp, user, groups...)
-	n.spec.Kubeconfig = proxy.Kubeconfig()
+	proxy := n.Through()
 	n.startReady()
 	// The next renewal comes after whatever belongs to the registration.
 	proxy.Forget()
@@ -57,14 +56,14 @@ func TestAlive(t *testing.T) {
 	// From its creation on, apart from the taint that the API server gives each
 	// new Node.
 	for i, s := range n.history.All() {
-		if s.Node == nil || !has(s.Node, allWell) {
-			t.Fatalf("version %d: %s", i, describe(s.Node))
+		if s.Node == nil || !allWell.In(s.Node) {
+			t.Fatalf("version %d: %s", i, stage.Describe(s.Node))
 		}
 		if len(s.Node.Spec.Taints) > 0 && s.At.After(begin) ||
 			tainted(s.Node, corev1.TaintNodeUnreachable, corev1.TaintEffectNoSchedule) ||
 			tainted(s.Node, corev1.TaintNodeUnreachable, corev1.TaintEffectNoExecute) ||
 			tainted(s.Node, corev1.TaintNodeNotReady, corev1.TaintEffectNoExecute) {
-			t.Errorf("version %d: %s", i, describe(s.Node))
+			t.Errorf("version %d: %s", i, stage.Describe(s.Node))
 		}
 	}
 	n.newPod(nil).waitBound()
@@ -78,15 +77,15 @@ func TestDeleted(t *testing.T) {
 	n := newNode(t, nil)
 	a := n.startReady()
 	n.newPod(nil).waitBound()
-	_, err := n.client.CoreV1().Nodes().Patch(t.Context(), n.name, "application/merge-patch+json",
+	_, err := n.Client.CoreV1().Nodes().Patch(t.Context(), n.Name, "application/merge-patch+json",
 		[]byte(`{"spec":{"unschedulable":true,"taints":[{"key":"example.com/retired","effect":"NoExecute"}]}}`), metav1.PatchOptions{})
 	must.OK(t, err)
 	old := n.wait("it is cordoned", a.Started, func(node *corev1.Node) bool { return node.Spec.Unschedulable }).Node
 
-	leases := must.Get(n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + n.name}))(t)
+	leases := must.Get(n.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + n.Name}))(t)
 	defer leases.Stop()
 	deleted := time.Now()
-	must.OK(t, n.client.CoreV1().Nodes().Delete(t.Context(), n.name, metav1.DeleteOptions{}))
+	n.Delete()
 	waitLeaseGone(t, leases)
 	t.Logf("the garbage collector has removed the lease %s after the node", time.Since(deleted))
 	select {
@@ -96,24 +95,20 @@ func TestDeleted(t *testing.T) {
 	}
 	for _, s := range n.since(deleted) {
 		if s.Node != nil && s.Node.UID != old.UID {
-			t.Fatalf("it is back %s later: %s", s.At.Sub(deleted), describe(s.Node))
+			t.Fatalf("it is back %s later: %s", s.At.Sub(deleted), stage.Describe(s.Node))
 		}
 	}
-	select {
-	case <-a.Exited():
-		t.Error("nodeprobe has ended")
-	default:
-	}
+	stage.CheckAlive(t, a)
 
 	a.Stop()
 	n.startReady()
 	again := n.history.Last()
 	if again.UID == old.UID || again.Spec.Unschedulable {
-		t.Errorf("after the restart: %s", describe(again))
+		t.Errorf("after the restart: %s", stage.Describe(again))
 	}
 	n.newPod(nil).waitBound()
-	want := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.name, UID: again.UID}}
-	lease := must.Get(n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(t.Context(), n.name, metav1.GetOptions{}))(t)
+	want := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: again.UID}}
+	lease := must.Get(n.Lease())(t)
 	if !apiequality.Semantic.DeepEqual(lease.OwnerReferences, want) {
 		t.Errorf("owners of the new lease: %+v, want %+v", lease.OwnerReferences, want)
 	}
@@ -122,7 +117,7 @@ func TestDeleted(t *testing.T) {
 // waitLeaseGone follows what a watch tells until the Lease is deleted.
 func waitLeaseGone(t *testing.T, watcher watch.Interface) {
 	t.Helper()
-	timeout := time.After(patience)
+	timeout := time.After(stage.Patience)
 	for {
 		select {
 		case <-timeout:
@@ -144,17 +139,17 @@ func waitLeaseGone(t *testing.T, watcher watch.Interface) {
 func TestHungRootDisk(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, agent.Config{"statfsTimeout": "500ms"})
-	etc := filepath.Join(n.spec.Dir, "root", "etc")
+	etc := filepath.Join(n.Spec.Dir, "root", "etc")
 	release := filepath.Join(etc, "os-release")
 	must.OK(t, os.MkdirAll(etc, 0o755))
 	must.OK(t, os.WriteFile(filepath.Join(etc, "machine-id"), []byte("0123456789abcdef0123456789abcdef\n"), 0o644))
 	must.OK(t, unix.Mkfifo(release, 0o644))
-	n.spec.Args = append(n.spec.Args, "--path.rootfs", filepath.Dir(etc))
+	n.Spec.Args = append(n.Spec.Args, "--path.rootfs", filepath.Dir(etc))
 	a := n.startReady()
 
 	renewals := map[string]bool{}
 	until(t, "the lease is renewed again and again", func(ctx context.Context) (watch.Interface, error) {
-		return n.client.CoordinationV1().Leases("kube-node-lease").Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + n.name})
+		return n.Client.CoordinationV1().Leases("kube-node-lease").Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + n.Name})
 	}, func(lease *coordinationv1.Lease) error {
 		renewals[lease.Spec.RenewTime.String()] = true
 		if len(renewals) < 12 { // one a second, and silence is noticed after eight
@@ -162,9 +157,9 @@ func TestHungRootDisk(t *testing.T) {
 		}
 		return nil
 	})
-	for _, s := range n.since(n.wait("ready", a.Started, func(node *corev1.Node) bool { return has(node, allWell) }).At) {
-		if s.Node == nil || !has(s.Node, allWell) || s.Node.Status.NodeInfo.OSImage != "" || s.Node.Status.NodeInfo.MachineID == "" {
-			t.Errorf("while the file hangs: %s; %+v", describe(s.Node), s.Node.Status.NodeInfo)
+	for _, s := range n.since(n.wait("ready", a.Started, func(node *corev1.Node) bool { return allWell.In(node) }).At) {
+		if s.Node == nil || !allWell.In(s.Node) || s.Node.Status.NodeInfo.OSImage != "" || s.Node.Status.NodeInfo.MachineID == "" {
+			t.Errorf("while the file hangs: %s; %+v", stage.Describe(s.Node), s.Node.Status.NodeInfo)
 		}
 	}
 	records := must.Get(a.Log())(t)
@@ -250,24 +245,20 @@ func TestCordoned(t *testing.T) {
 	cordon := func(patch string) time.Time {
 		t.Helper()
 		at := time.Now()
-		must.Get(n.client.CoreV1().Nodes().Patch(t.Context(), n.name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
+		must.Get(n.Client.CoreV1().Nodes().Patch(t.Context(), n.Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
 		return at
 	}
 	at := cordon(`{"spec":{"unschedulable":true}}`)
-	n.waitEvent(mine, "NodeNotSchedulable", n.name)
+	n.waitEvent(mine, "NodeNotSchedulable", n.Name)
 	n.wait("the node is tainted", at, func(node *corev1.Node) bool {
 		return tainted(node, corev1.TaintNodeUnschedulable, corev1.TaintEffectNoSchedule)
 	})
 	p := n.newRefused("unschedulable")
 	at = cordon(`{"spec":{"unschedulable":null}}`)
-	n.waitEvent(mine, "NodeSchedulable", n.name)
+	n.waitEvent(mine, "NodeSchedulable", n.Name)
 	n.wait("the taint is gone", at, func(node *corev1.Node) bool { return len(node.Spec.Taints) == 0 })
 	p.waitBound()
-	for _, s := range n.since(at) {
-		if s.Node == nil || !has(s.Node, allWell) {
-			t.Errorf("cordoned: %s", describe(s.Node))
-		}
-	}
+	n.wantAlways(at, allWell.In)
 }
 
 // Each pressure becomes a taint and keeps pods away, for as long as it lasts.
@@ -305,27 +296,14 @@ func TestPressure(t *testing.T) {
 			t.Logf("True after %s, tainted %s later; False after %s, free %s later",
 				seen.At.Sub(pressed), taintedAt.At.Sub(seen.At), over.At.Sub(released), free.At.Sub(over.At))
 
-			n.checkOnly(a.Started, l.Condition)
+			others := maps.Clone(allWell)
+			delete(others, l.Condition)
+			n.wantAlways(a.Started, others.In)
 			for _, s := range n.since(seen.At) {
 				if s.At.Before(over.At) && !nodewatch.Has(l.Condition, corev1.ConditionTrue)(s.Node) {
-					t.Errorf("in between: %s", describe(s.Node))
+					t.Errorf("in between: %s", stage.Describe(s.Node))
 				}
 			}
 		})
-	}
-}
-
-// checkOnly wants all conditions but one to have been well since a time.
-func (n *node) checkOnly(since time.Time, but corev1.NodeConditionType) {
-	n.t.Helper()
-	for _, s := range n.since(since) {
-		if s.Node == nil {
-			n.t.Fatal("the node was deleted")
-		}
-		for condition, status := range allWell {
-			if condition != but && !nodewatch.Has(condition, status)(s.Node) {
-				n.t.Errorf("%s: %s", condition, describe(s.Node))
-			}
-		}
 	}
 }

@@ -11,11 +11,9 @@ import (
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/retry"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
-	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
@@ -58,11 +56,7 @@ func TestSilent(t *testing.T) {
 			refused := n.silent(before, func() { silence.begin(t, a) }, func() { silence.end(t, n, a) })
 			must.OK(t, fs.Empty())
 			refused.waitBound()
-			for _, s := range neighbour.since(before.At) {
-				if s.Node == nil || !has(s.Node, allWell) || len(s.Node.Spec.Taints) > 0 {
-					t.Errorf("the neighbour: %s", describe(s.Node))
-				}
-			}
+			neighbour.wantAlways(before.At, func(node *corev1.Node) bool { return allWell.In(node) && len(node.Spec.Taints) == 0 })
 		})
 	}
 }
@@ -72,33 +66,27 @@ func signal(t *testing.T, a *agent.Agent, s syscall.Signal) {
 	must.OK(t, syscall.Kill(a.PID(), s))
 }
 
-// fullDisk is allWell but for the disk.
-var fullDisk = conditions{
-	corev1.NodeReady: corev1.ConditionTrue, corev1.NodeMemoryPressure: corev1.ConditionFalse,
-	corev1.NodeDiskPressure: corev1.ConditionTrue, corev1.NodePIDPressure: corev1.ConditionFalse,
-}
-
 func underDiskPressure(node *corev1.Node) bool {
-	return has(node, fullDisk) && len(node.Spec.Taints) == 1 &&
+	return fullDisk.In(node) && len(node.Spec.Taints) == 1 &&
 		tainted(node, corev1.TaintNodeDiskPressure, corev1.TaintEffectNoSchedule)
 }
 
 // silent has nodeprobe fall silent for longer than the grace period and come
 // back, and judges what was seen of the Node. It returns a pod that was refused.
 func (n *node) silent(before nodewatch.Sighting, begin, end func()) *pod {
-	n.t.Helper()
+	n.T.Helper()
 	lost := time.Now()
 	begin()
 	// The taint of the disk goes last. A Node that is back before that loses it
 	// nevertheless, and is without any taint for a moment.
 	missed := n.wait("the node is given up", lost, func(node *corev1.Node) bool {
-		return has(node, unknown) && len(node.Spec.Taints) == 2 &&
+		return unknown.In(node) && len(node.Spec.Taints) == 2 &&
 			tainted(node, corev1.TaintNodeUnreachable, corev1.TaintEffectNoSchedule, corev1.TaintEffectNoExecute)
 	})
-	n.t.Logf("given up and tainted after %s", missed.At.Sub(lost).Round(100*time.Millisecond))
+	n.T.Logf("given up and tainted after %s", missed.At.Sub(lost).Round(100*time.Millisecond))
 	for _, c := range missed.Node.Status.Conditions {
 		if _, ours := unknown[c.Type]; ours && (c.Reason != "NodeStatusUnknown" || c.Message != "Kubelet stopped posting node status.") {
-			n.t.Errorf("given up: %+v", c)
+			n.T.Errorf("given up: %+v", c)
 		}
 	}
 	refused := n.newRefused(byTaint)
@@ -106,19 +94,19 @@ func (n *node) silent(before nodewatch.Sighting, begin, end func()) *pod {
 	found := time.Now()
 	end()
 	back := n.wait("all is as it was", found, underDiskPressure)
-	n.t.Logf("back after %s", back.At.Sub(found).Round(100*time.Millisecond))
+	n.T.Logf("back after %s", back.At.Sub(found).Round(100*time.Millisecond))
 	if back.Node.UID != before.Node.UID {
-		n.t.Error("the node was registered anew")
+		n.T.Error("the node was registered anew")
 	}
 	for condition, status := range fullDisk {
 		n.checkDetour(n.since(before.At), condition, status)
 		c := nodewatch.Condition(back.Node, condition)
 		// The API has whole seconds.
 		if at := c.LastTransitionTime.Time; at.Before(found.Truncate(time.Second)) || at.After(back.At) {
-			n.t.Errorf("came back between %s and %s: %+v", found, back.At, c)
+			n.T.Errorf("came back between %s and %s: %+v", found, back.At, c)
 		}
 		if c.LastHeartbeatTime.Before(&c.LastTransitionTime) {
-			n.t.Errorf("its last sign of life is older than itself: %+v", c)
+			n.T.Errorf("its last sign of life is older than itself: %+v", c)
 		}
 	}
 	refused.checkUnbound() // the disk is still full
@@ -128,18 +116,18 @@ func (n *node) silent(before nodewatch.Sighting, begin, end func()) *pod {
 // checkDetour wants a condition to have had one status but for one time that it
 // was Unknown.
 func (n *node) checkDetour(seen []nodewatch.Sighting, condition corev1.NodeConditionType, status corev1.ConditionStatus) {
-	n.t.Helper()
+	n.T.Helper()
 	var took []corev1.ConditionStatus
 	for _, s := range seen {
 		if s.Node == nil {
-			n.t.Fatal("the node was deleted")
+			n.T.Fatal("the node was deleted")
 		}
 		if now := nodewatch.Condition(s.Node, condition).Status; len(took) == 0 || took[len(took)-1] != now {
 			took = append(took, now)
 		}
 	}
 	if len(took) != 3 || took[0] != status || took[1] != corev1.ConditionUnknown || took[2] != status {
-		n.t.Errorf("%s was %v, want %s with one time of Unknown", condition, took, status)
+		n.T.Errorf("%s was %v, want %s with one time of Unknown", condition, took, status)
 	}
 }
 
@@ -168,7 +156,7 @@ func TestExternalCloudProvider(t *testing.T) {
 			a := n.start()
 			// By now others may have removed the taint that every new Node gets.
 			n.wait("the node is ready, and the cloud's", a.Started, func(node *corev1.Node) bool {
-				return has(node, allWell) && len(node.Spec.Taints) == 1 && tainted(node, cloudTaint, corev1.TaintEffectNoSchedule)
+				return allWell.In(node) && len(node.Spec.Taints) == 1 && tainted(node, cloudTaint, corev1.TaintEffectNoSchedule)
 			})
 			p := n.newRefused(byTaint)
 			n.checkMayNotUntaint()
@@ -190,11 +178,7 @@ func TestExternalCloudProvider(t *testing.T) {
 			a.Stop()
 			n.start()
 			n.waitKept(given, test.nodeIP)
-			for i, s := range n.history.All() {
-				if s.Node == nil || !has(s.Node, allWell) {
-					t.Errorf("version %d: %s", i, describe(s.Node))
-				}
-			}
+			n.wantAlways(time.Time{}, allWell.In)
 			if first := n.history.All()[0]; !tainted(first.Node, cloudTaint, corev1.TaintEffectNoSchedule) {
 				t.Errorf("created with %v", first.Node.Spec.Taints)
 			}
@@ -205,27 +189,25 @@ func TestExternalCloudProvider(t *testing.T) {
 // checkMayNotUntaint wants the API server to keep a kubelet's identity from
 // doing the cloud controller's work, which shows that it has NodeRestriction.
 func (n *node) checkMayNotUntaint() {
-	n.t.Helper()
-	user, groups := controlplane.NodeUser(n.name)
-	config := must.Get(n.cp.ConfigFor(user, groups...))(n.t)
-	client := must.Get(kubernetes.NewForConfig(config))(n.t)
+	n.T.Helper()
+	client := n.AsNode()
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
-		node, err := client.CoreV1().Nodes().Get(n.t.Context(), n.name, metav1.GetOptions{})
+		node, err := client.CoreV1().Nodes().Get(n.T.Context(), n.Name, metav1.GetOptions{})
 		if err == nil {
 			node.Spec.Taints = nil
-			_, err = client.CoreV1().Nodes().Update(n.t.Context(), node, metav1.UpdateOptions{})
+			_, err = client.CoreV1().Nodes().Update(n.T.Context(), node, metav1.UpdateOptions{})
 		}
 		return err
 	})
 	if !apierrors.IsForbidden(err) {
-		n.t.Errorf("a kubelet removes its own taints: %v, want Forbidden", err)
+		n.T.Errorf("a kubelet removes its own taints: %v, want Forbidden", err)
 	}
 }
 
 // playCloudController does what one does with a Node that it knows, and returns
 // the addresses that it has set.
 func (n *node) playCloudController(external string) []corev1.NodeAddress {
-	n.t.Helper()
+	n.T.Helper()
 	addresses := []corev1.NodeAddress{
 		{Type: corev1.NodeInternalIP, Address: "192.0.2.10"},
 		{Type: corev1.NodeInternalIP, Address: "192.0.2.11"},
@@ -234,13 +216,13 @@ func (n *node) playCloudController(external string) []corev1.NodeAddress {
 		{Type: corev1.NodeExternalDNS, Address: "node.example.com"},
 		{Type: corev1.NodeHostName, Address: "node.cloud.example"},
 	}
-	nodes := n.client.CoreV1().Nodes()
+	nodes := n.Client.CoreV1().Nodes()
 	change := func(edit func(*corev1.Node), write func(context.Context, *corev1.Node, metav1.UpdateOptions) (*corev1.Node, error)) {
-		must.OK(n.t, retry.RetryOnConflict(retry.DefaultBackoff, func() error {
-			node, err := nodes.Get(n.t.Context(), n.name, metav1.GetOptions{})
+		must.OK(n.T, retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+			node, err := nodes.Get(n.T.Context(), n.Name, metav1.GetOptions{})
 			if err == nil {
 				edit(node)
-				_, err = write(n.t.Context(), node, metav1.UpdateOptions{})
+				_, err = write(n.T.Context(), node, metav1.UpdateOptions{})
 			}
 			return err
 		}))
@@ -256,27 +238,27 @@ func (n *node) playCloudController(external string) []corev1.NodeAddress {
 // waitKept waits until the status has been posted many times more, and wants
 // each version to have what the cloud controller gave.
 func (n *node) waitKept(addresses []corev1.NodeAddress, nodeIP string) {
-	n.t.Helper()
+	n.T.Helper()
 	given := n.wait("the addresses are there", time.Time{}, func(node *corev1.Node) bool {
 		return apiequality.Semantic.DeepEqual(node.Status.Addresses, addresses) && node.Spec.ProviderID != ""
 	})
 	n.waitPosts(time.Now(), 5)
 	for _, s := range n.since(given.At) {
 		if s.Node == nil {
-			n.t.Fatal("the node was deleted")
+			n.T.Fatal("the node was deleted")
 		}
 		if !apiequality.Semantic.DeepEqual(s.Node.Status.Addresses, addresses) || s.Node.Spec.ProviderID != "example://zone/instance-7" {
-			n.t.Errorf("given %+v, now %+v, provider ID %q", addresses, s.Node.Status.Addresses, s.Node.Spec.ProviderID)
+			n.T.Errorf("given %+v, now %+v, provider ID %q", addresses, s.Node.Status.Addresses, s.Node.Spec.ProviderID)
 		}
 		if ip, ok := s.Node.Annotations[providedNodeIP]; ip != nodeIP || ok != (nodeIP != "") {
-			n.t.Errorf("annotation %s: %q, want %q", providedNodeIP, ip, nodeIP)
+			n.T.Errorf("annotation %s: %q, want %q", providedNodeIP, ip, nodeIP)
 		}
 	}
 }
 
 // waitPosts waits until the status has been posted that many times since.
 func (n *node) waitPosts(since time.Time, times int) {
-	n.t.Helper()
+	n.T.Helper()
 	for range times {
 		last := nodewatch.Condition(n.history.Last(), corev1.NodeReady).LastHeartbeatTime
 		since = n.wait("the status is posted", since, func(node *corev1.Node) bool {
