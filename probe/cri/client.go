@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -59,17 +58,17 @@ func SocketPath(endpoint string) (string, error) {
 	return path, nil
 }
 
-// client calls the services behind a socket. It connects for the first call, and
-// again when the connection was lost. close it after a call that got no reply: grpc
-// would keep trying to connect in the background otherwise.
+// client calls the services behind a socket. It connects for the first call and
+// stays connected until close. grpc gets a connection that is already made, and no
+// other: it would keep trying to connect in the background.
 type client struct {
 	path    string
 	dial    func(ctx context.Context, path string) (net.Conn, error)
-	dialled func() // called at each attempt to connect
+	dialled func()        // called at each attempt to connect
+	dialing chan struct{} // full while dial runs
 
-	conn    *grpc.ClientConn      // nil while closed
-	dialing chan struct{}         // full while dial runs
-	dialErr atomic.Pointer[error] // of the latest dial; nil if it succeeded
+	socket net.Conn // nil while closed, as is conn
+	conn   *grpc.ClientConn
 }
 
 func newClient(path string, dialled func()) *client {
@@ -82,43 +81,42 @@ func newClient(path string, dialled func()) *client {
 func (c *client) call(ctx context.Context, call Call, request, reply proto.Message) error {
 	kept := c.conn != nil
 	err := c.callOnce(ctx, call, request, reply)
-	if kept && status.Code(err) == codes.Unavailable && ctx.Err() == nil {
+	if kept && err != nil && !answered(err) && ctx.Err() == nil {
 		c.close()
 		err = c.callOnce(ctx, call, request, reply)
 	}
-	if err == nil {
-		return nil
-	}
-	if dialErr := c.dialErr.Load(); dialErr != nil && status.Code(err) == codes.Unavailable {
-		return *dialErr
-	}
-	return &callError{status.Convert(err)}
+	return err
 }
 
 func (c *client) callOnce(ctx context.Context, call Call, request, reply proto.Message) error {
 	if c.conn == nil {
-		conn, err := c.connect()
-		if err != nil {
+		if err := c.connect(ctx); err != nil {
 			return err
 		}
-		c.conn = conn
 	}
-	return c.conn.Invoke(ctx, methods[call], request, reply)
+	if err := c.conn.Invoke(ctx, methods[call], request, reply); err != nil {
+		return &callError{status.Convert(err)}
+	}
+	return nil
 }
 
-// connect prepares a connection. Nothing may wake the process between two calls:
-// no ping, no idle timer, no resolver.
-func (c *client) connect() (*grpc.ClientConn, error) {
-	c.dialErr.Store(nil)
-	return grpc.NewClient("passthrough:///"+c.path,
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			conn, err := c.dialOnce(ctx)
-			if err != nil {
-				c.dialErr.Store(&err)
-				return nil, err
+// connect connects. Nothing may wake the process between two calls: no ping, no
+// idle timer, no resolver.
+func (c *client) connect(ctx context.Context) error {
+	socket, err := c.dialOnce(ctx)
+	if err != nil {
+		return err
+	}
+	unused := make(chan net.Conn, 1)
+	unused <- socket
+	conn, err := grpc.NewClient("passthrough:///"+c.path,
+		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
+			select {
+			case socket := <-unused:
+				return socket, nil
+			default:
+				return nil, errors.New("connection is lost")
 			}
-			c.dialErr.Store(nil)
-			return conn, nil
 		}),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithAuthority("localhost"),
@@ -132,27 +130,54 @@ func (c *client) connect() (*grpc.ClientConn, error) {
 		grpc.WithMaxHeaderListSize(maxHeaders),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)),
 	)
+	if err != nil {
+		socket.Close()
+		return err
+	}
+	c.socket, c.conn = socket, conn
+	return nil
 }
 
-// dialOnce dials unless an earlier attempt still runs; then it waits for the end
-// of that one. The kernel looks up the socket on whatever disks are on the way,
-// and where one hangs, connect(2) heeds no deadline: one goroutine may be stuck
-// there, not one for each Sample.
+// dialOnce dials, and returns when ctx ends. The kernel looks up the socket on
+// whatever disks are on the way, and where one hangs, connect(2) heeds no deadline.
+// Then there is no other attempt meanwhile: one goroutine may be stuck there, not
+// one for each Sample.
 func (c *client) dialOnce(ctx context.Context) (net.Conn, error) {
 	select {
 	case c.dialing <- struct{}{}:
-		defer func() { <-c.dialing }()
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return nil, context.Cause(ctx)
 	}
 	c.dialled()
-	return c.dial(ctx, c.path)
+	type attempt struct {
+		socket net.Conn
+		err    error
+	}
+	dialled := make(chan attempt)
+	go func() {
+		socket, err := c.dial(ctx, c.path)
+		<-c.dialing
+		select {
+		case dialled <- attempt{socket, err}:
+		case <-ctx.Done():
+			if err == nil {
+				socket.Close() // nobody waits for it any more
+			}
+		}
+	}()
+	select {
+	case a := <-dialled:
+		return a.socket, a.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 }
 
 func (c *client) close() {
 	if c.conn != nil {
-		c.conn.Close() // fails only if closed before
-		c.conn = nil
+		c.conn.Close()   // fails only if closed before
+		c.socket.Close() // which grpc may not have taken yet
+		c.socket, c.conn = nil, nil
 	}
 }
 

@@ -398,6 +398,40 @@ func TestContextEnds(t *testing.T) {
 	}
 }
 
+// Whenever ctx ends while a connection is made, the connection is closed in the end.
+func TestContextEndsWhileConnecting(t *testing.T) {
+	path := socket(t)
+	startRuntime(t, path, critest.Healthy())
+	for range 100 {
+		s := newSampler(t, Config{Endpoint: path})
+		ctx, cancel := context.WithCancel(t.Context())
+		closed := make(chan struct{})
+		s.services[CallStatus].client.dial = func(_ context.Context, path string) (net.Conn, error) {
+			defer cancel()
+			conn, err := dialSocket(t.Context(), path)
+			return &closeRecorder{Conn: conn, closed: sync.OnceFunc(func() { close(closed) })}, err
+		}
+		s.Sample(ctx)
+		s.Close()
+		select {
+		case <-closed:
+		case <-time.After(30 * time.Second):
+			t.Fatal("the connection is still open after 30 s")
+		}
+	}
+}
+
+// closeRecorder calls closed when it is closed.
+type closeRecorder struct {
+	net.Conn
+	closed func()
+}
+
+func (c *closeRecorder) Close() error {
+	c.closed()
+	return c.Conn.Close()
+}
+
 // Between two Samples nothing is sent or received for an hour, the connection stays
 // open, and no ping is sent at any time.
 func TestIdleConnection(t *testing.T) {
