@@ -330,6 +330,16 @@ func TestRestartInBetween(t *testing.T) {
 	}
 }
 
+// A path may have characters that mean something in a URL.
+func TestOddPath(t *testing.T) {
+	path := socket(t) + " %zz?#:@[ä"
+	startRuntime(t, path, critest.Healthy())
+	s := newSampler(t, Config{Endpoint: "unix://" + path})
+	if err := s.Sample(t.Context()).Reads[CallStatus].Err; err != nil {
+		t.Error(err)
+	}
+}
+
 // A runtime that stops completes the call that it is in, and does not wait for the
 // next one.
 func TestGracefulStop(t *testing.T) {
