@@ -21,12 +21,12 @@ func (w stuck) Write(b []byte) (int, error) {
 	return w.ResponseWriter.Write(b)
 }
 
-// A client that does not read its answer holds up nobody else's, and an answer that is
-// in the making holds up all others: no two are made at a time.
-func TestAnswers(t *testing.T) {
+// A client that does not read its response delays no other; a handler that runs delays
+// all others: no two run at a time.
+func TestTurn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		making, finish := 0, make(chan struct{})
-		h := newAnswers().whole(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		h := newTurn().whole(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			making++
 			w.Header().Set("X-Kind", "whole")
 			w.WriteHeader(http.StatusTeapot)
@@ -65,12 +65,11 @@ func TestAnswers(t *testing.T) {
 	})
 }
 
-// A request whose turn does not come gets a 503, and one whose client is gone ends at
-// once.
-func TestAnswersInVain(t *testing.T) {
+// A request that gets no turn in time gets a 503; one whose client is gone ends at once.
+func TestTurnTimesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hang := make(chan struct{})
-		h := newAnswers().whole(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-hang }))
+		h := newTurn().whole(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-hang }))
 		go h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/", nil))
 		synctest.Wait()
 		gone, cancel := context.WithCancel(t.Context())

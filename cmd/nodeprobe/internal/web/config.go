@@ -44,7 +44,7 @@ func needsCert(clientAuth string) bool {
 	return slices.Contains([]string{"RequireAnyClientCert", "RequireClientCert", "RequireAndVerifyClientCert"}, clientAuth)
 }
 
-// restartFor returns what in next the toolkit looks at only when it starts; "" for nothing.
+// restartFor returns which change in next the toolkit would not notice; "" for none.
 func (c *config) restartFor(next *config) string {
 	switch {
 	case c.TLSConfig.IsEnabled() != next.TLSConfig.IsEnabled():
@@ -57,8 +57,8 @@ func (c *config) restartFor(next *config) string {
 	return ""
 }
 
-// readConfig reads and checks a web configuration file. What the toolkit takes, though it
-// would serve nobody, or those it was not meant to, is wrong as well.
+// readConfig reads and checks a web configuration file. It also rejects what the toolkit
+// accepts though it would lock everybody out, or let in clients it was meant to keep out.
 func readConfig(path string) (*config, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -91,8 +91,8 @@ func readConfig(path string) (*config, error) {
 	return r.config, nil
 }
 
-// fileText is a web configuration file with its texts, such as a user's name, as they are
-// written. The toolkit's type hides secrets when it is marshalled.
+// fileText is a web configuration file that can be marshalled: the toolkit's own type
+// replaces secrets by <secret>.
 type fileText struct {
 	TLS   map[string]any    `yaml:"tls_server_config,omitempty"`
 	Users map[string]string `yaml:"basic_auth_users,omitempty"`
@@ -192,8 +192,8 @@ func given(key, value string) string {
 	return key
 }
 
-// inline puts the content of the file that a key names in the place of its name, which is
-// relative to the web configuration file.
+// inline replaces the name of a file, relative to the web configuration file, by its
+// content.
 func (r *reader) inline(section map[string]any, key, text, file string) {
 	delete(section, key+"_file")
 	switch {
@@ -206,7 +206,7 @@ func (r *reader) inline(section map[string]any, key, text, file string) {
 		file = filepath.Join(filepath.Dir(r.path), file)
 	}
 	data, err := os.ReadFile(file)
-	r.inputs[file] = data // or that there is none
+	r.inputs[file] = data // nil if it cannot be read
 	if err != nil {
 		r.failTLS(key+"_file", err.Error())
 	}

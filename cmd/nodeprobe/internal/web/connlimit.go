@@ -11,34 +11,34 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// maxConnections is how many clients are connected at most. A kubelet, a pair of
-// Prometheuses and some people with the page open are a dozen.
+// maxConnections is for both listeners. A kubelet, a pair of Prometheuses and a few open
+// status pages are a dozen.
 const maxConnections = 128
 
-// connLimit bounds the connections of a server, and always has room for one more: a
-// kubelet that found none would restart us. When there are too many, the one goes
-// that was active the longest time ago, of the source that has the most. So a client
-// that opens thousands evicts only its own; and even if it shares the kubelet's
-// address, the newest connection is the last to go.
+// connLimit bounds the number of open connections, and always accepts one more: a kubelet
+// that could not connect would restart us. To make room, it closes the least recently
+// active connection of the source that has the most. So a client that opens thousands
+// evicts its own only, and even if it shares the kubelet's address, the newest connection
+// is the last to go.
 //
-// A connection is active when it is accepted, when a whole request has come, and
-// when that is answered: to send a request byte by byte, or to read its answer so,
-// does not keep it.
+// A connection is active when it is accepted, when a whole request has arrived, and when
+// the response is sent: sending a request byte by byte, or reading the response so, does
+// not keep it open.
 //
-// Once all have been replaced it is others' turn: Go's scheduler looks for what has come
-// from the network when it has nothing else to run, and without a pause who is let in
-// would be pushed out again before anybody has read their requests.
+// After as many evictions as there may be connections, it pauses: Go's scheduler polls the
+// network when nothing else is runnable, and without a pause new connections would be
+// evicted before their requests are read.
 type connLimit struct {
 	most    int
 	open    prometheus.GaugeFunc
 	evicted prometheus.Counter
-	pause   func() // after as many evictions
+	pause   func() // after most evictions in a row
 
 	mu      sync.Mutex // guards the rest
-	clock   uint64     // counts what happens, and so orders it
+	clock   uint64     // counts events, and so orders them
 	burst   int        // evictions since the last pause
 	clients map[net.Conn]client
-	ends    map[net.Conn]context.CancelFunc // end the requests of each
+	ends    map[net.Conn]context.CancelFunc // cancel the requests of each
 	sources map[netip.Prefix]int            // connections of each
 }
 
@@ -73,9 +73,9 @@ func (l *connLimit) Collect(ch chan<- prometheus.Metric) {
 	l.evicted.Collect(ch)
 }
 
-// context implements http.Server.ConnContext, which is called before StateNew. A
-// server does not notice that the connection is gone while there is more of it to
-// read: a request would wait for its turn in vain.
+// context implements http.Server.ConnContext, which is called before StateNew. A server
+// does not notice that a connection is closed while it has unread bytes: a request would
+// wait for its turn in vain.
 func (l *connLimit) context(ctx context.Context, conn net.Conn) context.Context {
 	ctx, end := context.WithCancel(ctx)
 	l.mu.Lock()
@@ -96,8 +96,7 @@ func (l *connLimit) changed(conn net.Conn, state http.ConnState) {
 	}
 }
 
-// note returns a connection to close, if there is one too many, and whether it is
-// others' turn then.
+// note returns a connection to close if there is one too many, and whether to pause then.
 func (l *connLimit) note(conn net.Conn, state http.ConnState) (victim net.Conn, pause bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -107,7 +106,7 @@ func (l *connLimit) note(conn net.Conn, state http.ConnState) (victim net.Conn, 
 		c = client{sourceOf(conn.RemoteAddr()), l.clock}
 		l.clients[conn] = c
 		l.sources[c.source]++
-	case !known: // evicted, and not aware of it yet
+	case !known: // evicted, and its goroutine has not noticed yet
 	case state == http.StateActive || state == http.StateIdle:
 		c.seen = l.clock
 		l.clients[conn] = c
@@ -135,8 +134,7 @@ func (l *connLimit) remove(conn net.Conn) {
 	}
 }
 
-// oldest returns the connection, of those of the source with the most, that was
-// active the longest time ago.
+// oldest returns the least recently active connection of the source that has the most.
 func (l *connLimit) oldest() (oldest net.Conn) {
 	var found client
 	for conn, c := range l.clients {
@@ -148,8 +146,8 @@ func (l *connLimit) oldest() (oldest net.Conn) {
 	return oldest
 }
 
-// sourceOf returns whose a connection is: an address, or the part of an IPv6 address
-// below which one machine may have as many as it likes.
+// sourceOf returns the client's address, or its /64 with IPv6, where one machine may have
+// as many addresses as it likes.
 func sourceOf(addr net.Addr) netip.Prefix {
 	tcp, ok := addr.(*net.TCPAddr)
 	if !ok {
@@ -162,8 +160,8 @@ func sourceOf(addr net.Addr) netip.Prefix {
 	return netip.PrefixFrom(ip.WithZone(""), bits).Masked()
 }
 
-// hangUp resets a connection. A TLS close_notify would wait for a client that does not
-// read, and the kernel would keep unread data for a while.
+// hangUp resets a connection. A TLS close_notify would block on a client that does not
+// read, and the kernel would keep unsent data for a while.
 func hangUp(conn net.Conn) {
 	if secure, ok := conn.(interface{ NetConn() net.Conn }); ok {
 		conn = secure.NetConn()

@@ -19,10 +19,11 @@ import (
 // readTimeout is how long the files are waited for; they may be on a disk that hangs.
 const readTimeout = 2 * time.Second
 
-// file is a web configuration file. The toolkit reads its file anew for each handshake
-// and request, and refuses them all while it is wrong or half-written. So it gets a copy
-// in memory, which has the content of the certificates' files too, and is replaced only
-// by what is right: a mistake, or a disk that hangs, costs a metric and a line in the log.
+// file is a web configuration file. The toolkit reads its file for each handshake and each
+// request, and fails them all while it is invalid or half-written. So it gets a copy in
+// memory, with the certificates inlined, which is replaced by valid content only: with a
+// mistake, or a disk that hangs, the last good configuration stays in force, and a metric
+// and the log report it.
 type file struct {
 	path string
 	log  *slog.Logger
@@ -68,14 +69,13 @@ func (f *file) close() {
 // copied is the path of the copy. It stays the same when the content changes.
 func (f *file) copied() string { return memoryPath(f.fd) }
 
-// reading is what the files come to.
+// reading is the result of reading the files.
 type reading struct {
 	config *config
 	err    error
 }
 
-// current puts in force what the files now have, unless that is wrong, and returns what
-// is in force.
+// current reads the files if they have changed, and returns the configuration in force.
 func (f *file) current() *config {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -97,7 +97,7 @@ func (f *file) current() *config {
 // replace puts another configuration in force.
 func (f *file) replace(next *config) error {
 	if field := f.config.restartFor(next); field != "" {
-		return fmt.Errorf("%s: %s changes by a restart only", f.path, field)
+		return fmt.Errorf("%s: changing %s needs a restart", f.path, field)
 	}
 	fd, err := inMemory(next.text)
 	if err != nil {
@@ -112,7 +112,7 @@ func (f *file) replace(next *config) error {
 	return nil
 }
 
-// reloaded logs once what is wrong, or that nothing is any more.
+// reloaded logs a failure once, and its end.
 func (f *file) reloaded(err error) {
 	switch {
 	case err == nil && f.failure != "":
@@ -126,7 +126,7 @@ func (f *file) reloaded(err error) {
 	}
 }
 
-// inMemory returns a file descriptor of a file that is on no disk.
+// inMemory returns the descriptor of a file in memory.
 func inMemory(text []byte) (fd int, err error) {
 	const name = "web-config"
 	fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
@@ -145,7 +145,7 @@ func inMemory(text []byte) (fd int, err error) {
 
 func memoryPath(fd int) string { return fmt.Sprintf("/proc/self/fd/%d", fd) }
 
-// validate has the toolkit look at a configuration.
+// validate runs the toolkit's own checks.
 func validate(text []byte) error {
 	fd, err := inMemory(text)
 	if err != nil {

@@ -15,16 +15,16 @@ import (
 // password it has not seen lately, some 50 ms of CPU, as often as anybody asks it to; a
 // hundred wrong ones make it forget a right one.
 //
-// A user and password that were right pass at once. Others are hashed one at a time, and
-// for each source (see sourceOf) one at a time too, no sooner than guessPause after it was
-// wrong. A source that asks for more gets a 429. So guesses cost little, delay others by
-// one hash for each source that guesses, and delay whoever was let in before by one.
+// Credentials that were right before pass at once. Others are hashed one at a time, and a
+// source (see sourceOf) has no more than one of them waiting, and none for guessPause
+// after a wrong one; what exceeds that gets a 429. So guesses cost little CPU. They delay
+// a new client by one hash for each source that guesses, and a known one by one hash.
 type gate struct {
 	file    *file
-	handler http.Handler // what is served, to those who may
-	toolkit http.Handler // checks users, and then calls entered
+	handler http.Handler // all routes
+	toolkit http.Handler // checks credentials, then calls entered
 
-	hashing chan struct{} // full while one is hashed
+	hashing chan struct{} // full while a password is hashed
 
 	mu      sync.Mutex
 	right   map[[32]byte]struct{}
@@ -51,17 +51,17 @@ type attemptKey struct{}
 type attempt struct {
 	digest [32]byte
 	source netip.Prefix
-	guess  bool // it holds g.hashing, until it has ended
+	guess  bool // holds g.hashing until it has ended
 	ended  sync.Once
 }
 
-// before returns the handler that stands before the toolkit's.
+// before returns the handler to run before the toolkit's.
 func (g *gate) before(toolkit http.Handler) http.Handler {
 	g.toolkit = toolkit
 	return http.HandlerFunc(g.serve)
 }
 
-// entered returns the handler that the toolkit calls for those who may enter.
+// entered returns the handler that the toolkit calls after its checks.
 func (g *gate) entered() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if a, ok := r.Context().Value(attemptKey{}).(*attempt); ok {
@@ -127,7 +127,7 @@ func (g *gate) end(a *attempt, right, wrong bool) {
 	})
 }
 
-// mayGuess waits until a source may have a password hashed, and reports whether it may.
+// mayGuess waits for g.hashing, and reports whether it got it.
 func (g *gate) mayGuess(ctx context.Context, source netip.Prefix) bool {
 	if !g.begin(source) {
 		return false
@@ -145,7 +145,8 @@ func (g *gate) mayGuess(ctx context.Context, source netip.Prefix) bool {
 	}
 }
 
-// begin reports whether a source may try, and forgets those whose pause is over.
+// begin reports whether a source may have a password hashed, and forgets pauses that are
+// over.
 func (g *gate) begin(source netip.Prefix) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -286,7 +286,7 @@ func TestReload(t *testing.T) {
 		}
 	}
 	for _, what := range []string{"TLS on or off", "http_server_config.http2", "rate_limit"} {
-		if want := "web.yml: " + what + " changes by a restart only"; !strings.Contains(s.log.String(), want) {
+		if want := "web.yml: changing " + what + " needs a restart"; !strings.Contains(s.log.String(), want) {
 			t.Errorf("no %q in\n%s", want, s.log)
 		}
 	}

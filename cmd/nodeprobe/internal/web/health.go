@@ -7,14 +7,14 @@ import (
 )
 
 // Handler serves the routes as they are: no TLS, no users, no limit on connections. It
-// makes one response at a time, but for health endpoints and profiles.
+// runs one handler at a time, except for health endpoints and profiles.
 func (r Routes) Handler() http.Handler {
 	mux := http.NewServeMux()
-	responses := newAnswers()
+	oneAtATime := newTurn()
 	for pattern, h := range r {
 		_, path, _ := strings.Cut(pattern, " ")
-		if !isHealth(path) && !strings.HasPrefix(path, pprofPath) { // which take their time
-			h = responses.whole(h)
+		if !isHealth(path) && !strings.HasPrefix(path, pprofPath) {
+			h = oneAtATime.whole(h)
 		}
 		mux.Handle(pattern, h)
 	}
@@ -46,7 +46,7 @@ func (s *Server) healthHandler(routes Routes) http.Handler {
 	return mux
 }
 
-// serveCode responds with the status code of a handler's response, and no more.
+// serveCode runs a handler, and responds with its status code alone.
 func serveCode(h http.Handler, w http.ResponseWriter, r *http.Request) {
 	only := codeOnly{ResponseWriter: w, code: http.StatusOK}
 	h.ServeHTTP(&only, r)
@@ -55,10 +55,10 @@ func serveCode(h http.Handler, w http.ResponseWriter, r *http.Request) {
 		_, _ = io.WriteString(w, "ok")
 		return
 	}
-	_, _ = io.WriteString(w, "reason withheld\n") // to a client that may be gone
+	_, _ = io.WriteString(w, "reason withheld\n") // the client may be gone
 }
 
-// codeOnly is a ResponseWriter that keeps the code for later.
+// codeOnly is a ResponseWriter that records the status code and drops the body.
 type codeOnly struct {
 	http.ResponseWriter
 	code int

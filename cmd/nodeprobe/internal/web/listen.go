@@ -9,19 +9,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What a client sends and we have not read, and what we have sent and it does not
-// read, is the kernel's memory, and counts as ours. Unasked, it would be up to 6 and
-// 4 MB for each connection. The kernel allows itself twice these.
+// Bytes that we have not read yet, and bytes that the client has not read yet, are kernel
+// memory that is charged to our cgroup: by default up to 6 and 4 MB for each connection.
+// The kernel doubles these.
 const (
 	receiveBuffer = 16 << 10
-	sendBuffer    = 64 << 10 // takes a whole answer, so that nobody here waits for a client
+	sendBuffer    = 64 << 10 // holds a whole response, so that no handler waits for a client
 )
 
-// unreadTimeout is how long, in milliseconds, a client may leave unread what we have
-// sent, even where we have hung up since.
+// unreadTimeout is how long, in milliseconds, sent data may stay unacknowledged, even
+// after we have closed the connection.
 const unreadTimeout = 20_000
 
-// listen opens the port, with connections that do not cost much.
+// listen binds an address. Its connections have small socket buffers.
 func listen(ctx context.Context, address string) (net.Listener, error) {
 	listen := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
 		var err error
@@ -34,7 +34,7 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 	return listen.Listen(ctx, "tcp", address)
 }
 
-// limitSocket sets what the connections of a listening socket inherit.
+// limitSocket sets the options that connections inherit from a listening socket.
 func limitSocket(fd int) error {
 	for _, option := range []struct {
 		name               string

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the kernel keeps for a connection is bounded from its first packet on.
+// Kernel memory for a connection is bounded from its first packet on.
 func TestListen(t *testing.T) {
 	for _, address := range []string{"127.0.0.1:0", "localhost:0", ":0"} {
 		listener, err := listen(t.Context(), address)
