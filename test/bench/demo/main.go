@@ -106,12 +106,10 @@ type stage struct {
 	history *nodewatch.History // the administrator's view of the Node
 }
 
-// say prints a line with the time since the beginning.
 func (s *stage) say(format string, args ...any) {
 	fmt.Fprintf(s.Out, "%6.1fs  %s\n", time.Since(s.begin).Seconds(), fmt.Sprintf(format, args...))
 }
 
-// quote prints lines that somebody else has written.
 func (s *stage) quote(text string) {
 	for line := range strings.Lines(strings.TrimRight(text, "\n")) {
 		fmt.Fprintf(s.Out, "         │ %s\n", strings.TrimRight(line, "\n"))
@@ -122,7 +120,6 @@ func (s *stage) sleep(d time.Duration) { s.SleepBeside(s.agent.Exited(), d) }
 
 func millis(d time.Duration) string { return fmt.Sprintf("%d ms", d.Milliseconds()) }
 
-// amount formats a quantity of what a load takes.
 func amount(l *pressure.Load, n int64) string {
 	switch {
 	case l.Condition == corev1.NodePIDPressure:
@@ -133,7 +130,6 @@ func amount(l *pressure.Load, n int64) string {
 	return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
 }
 
-// register shows how the Node and its Lease come about.
 func (s *stage) register() {
 	seen := s.see(s.agent.Started, corev1.NodeReady, corev1.ConditionTrue)
 	s.say("Node %s is registered and Ready, %s after nodeprobe was started", nodeName, millis(seen.Sub(s.agent.Started)))
@@ -156,7 +152,6 @@ func (s *stage) register() {
 		(renewals[2].Sub(renewals[0]) / 2).Round(10*time.Millisecond))
 }
 
-// play makes one condition True, and False again.
 func (s *stage) play(l *pressure.Load, yaml bool) (becameTrue, becameFalse time.Duration) {
 	before := s.calm(l)
 	fmt.Fprintln(s.Out)
@@ -217,7 +212,6 @@ func (s *stage) watch(l *pressure.Load, less bool) time.Time {
 	return time.Time{}
 }
 
-// see waits until the condition has the status, and returns when it was seen.
 func (s *stage) see(since time.Time, condition corev1.NodeConditionType, status corev1.ConditionStatus) time.Time {
 	ctx, cancel := context.WithTimeoutCause(s.Context(), flipTimeout, fmt.Errorf("%s did not become %s within %s", condition, status, flipTimeout))
 	defer cancel()
@@ -231,7 +225,6 @@ func (s *stage) kubectl(args ...string) (string, bool) {
 	return string(text), err == nil
 }
 
-// conditions shows all conditions of the Node in a line.
 func (s *stage) conditions() {
 	var parts []string
 	for _, c := range s.node().Status.Conditions {

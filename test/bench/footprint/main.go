@@ -126,7 +126,6 @@ func renewing(ctx context.Context, cp *controlplane.ControlPlane) error {
 
 func mib(bytes int64) float64 { return float64(bytes) / (1 << 20) }
 
-// printTable prints everything that was measured, for people.
 func printTable(w io.Writer, subjects []footprint.Subject, costs map[string]footprint.Cost) {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "process\tRSS MiB\tmax\tanon\tfile\tCPU ms/min\twake-ups/s\tscrapes\tscrape KiB")

@@ -67,7 +67,6 @@ func run(p *program.P) {
 	program.Print(p.Out, figures(costs, grown[observe], took))
 }
 
-// printTable prints everything that was measured, for people.
 func printTable(w io.Writer, costs map[string]footprint.Cost, grown map[string]map[string]float64) {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "process\twake-ups/s\tCPU ms/min\tsamples\tunasked\trenewals\tscrapes")
@@ -160,7 +159,6 @@ func subjects() []subject {
 // renewals counts renewed Leases.
 const renewals = `nodeprobe_heartbeat_renewals_total{result="success"}`
 
-// growth is by how much each metric has grown.
 func growth(before, after map[string]float64) map[string]float64 {
 	grown := make(map[string]float64, len(after))
 	for series, value := range after {

@@ -41,7 +41,6 @@ var all = []kernel{
 
 func (k kernel) String() string { return k.arch + "-" + k.release }
 
-// choose returns the named kernels, all of them without a name.
 func choose(names []string) ([]kernel, error) {
 	if len(names) == 0 {
 		return all, nil
@@ -66,7 +65,6 @@ type image struct {
 func (i image) vmlinuz() string { return filepath.Join(i.dir, "vmlinuz") }
 func (i image) modules() string { return filepath.Join(i.dir, "modules") }
 
-// types is where the kernel's BTF goes once it has been booted.
 func (i image) types() string { return filepath.Join(i.dir, "vmlinux.btf") }
 
 // cacheDir is where kernels are kept: in $NODEPROBE_CACHE, or else in the user's
@@ -131,7 +129,6 @@ func (k kernel) fetch(ctx context.Context, cache string, update bool, log io.Wri
 	return i, os.Rename(filepath.Join(scratch, "current"), link)
 }
 
-// take copies what is needed from an unpacked package.
 func (i image) take(ctx context.Context, tree string) error {
 	if err := os.MkdirAll(i.modules(), 0o755); err != nil {
 		return err
@@ -333,7 +330,6 @@ func takeModules(ctx context.Context, tree, to string, wanted []string) error {
 	return nil
 }
 
-// moduleName is how the kernel itself spells the name of a file.
 func moduleName(s string) string { return strings.ReplaceAll(s, "-", "_") }
 
 func readModule(ctx context.Context, path string) ([]byte, error) {

@@ -21,7 +21,6 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// verdict judges results that are good but for one change.
 func verdict(t *testing.T, change func(files map[string]string, d *diary)) []string {
 	t.Helper()
 	files := map[string]string{

@@ -81,7 +81,6 @@ func (m *machine) run(ctx context.Context, scratch string) (*results, error) {
 	return res, nil
 }
 
-// qemu runs the machine to its end.
 func (m *machine) qemu(ctx context.Context, initrd, scratchFile, resultFile, console string) error {
 	// KVM is not there in most places where tests run, and hangs in some.
 	command, args := "qemu-system-x86_64", []string{"-cpu", "max"}
@@ -120,7 +119,6 @@ func (m *machine) qemu(ctx context.Context, initrd, scratchFile, resultFile, con
 	}
 }
 
-// writeInitrd writes what the kernel unpacks as its root filesystem.
 func (m *machine) writeInitrd(name string) error {
 	text, err := json.Marshal(m.plan)
 	if err != nil {
@@ -233,5 +231,4 @@ func writeCPIO(w io.Writer, files []file, directories []string) error {
 	return buf.Flush()
 }
 
-// padding fills up to a multiple of four.
 func padding(n int) string { return "\x00\x00\x00"[:-n&3] }

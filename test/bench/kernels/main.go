@@ -196,7 +196,6 @@ func writeFile(name string, data []byte) error {
 	return os.Rename(name+".partial", name)
 }
 
-// payload builds what the guest runs, from the tree as it is now.
 func payload(ctx context.Context, k kernel, root, scratch string) ([]file, error) {
 	init, err := buildInit(ctx, k, root, scratch)
 	if err != nil {
@@ -241,7 +240,6 @@ func payload(ctx context.Context, k kernel, root, scratch string) ([]file, error
 	return files, err
 }
 
-// buildInit builds this program for the guest.
 func buildInit(ctx context.Context, k kernel, root, scratch string) (file, error) {
 	name := filepath.Join(scratch, "init")
 	err := goRun(ctx, k, filepath.Join(root, "test"), []string{"build", "-o", name, "./bench/kernels"})

@@ -276,7 +276,6 @@ func (r *report) judgeSnapshot(res *results, release string) error {
 	return nil
 }
 
-// procFigure returns the number behind a word at the beginning of a line.
 func procFigure(text []byte, word string) (int64, error) {
 	for line := range strings.Lines(string(text)) {
 		if f := strings.Fields(line); len(f) >= 2 && f[0] == word {
@@ -286,7 +285,6 @@ func procFigure(text []byte, word string) (int64, error) {
 	return 0, fmt.Errorf("no line %s in %q", word, text)
 }
 
-// line is the report in brief.
 func (r *report) line() string {
 	counts := map[string]int{}
 	for _, t := range r.tests {

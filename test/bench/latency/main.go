@@ -122,7 +122,6 @@ const mi = 1 << 20
 
 func mebibytes(n int64) string { return fmt.Sprintf("%dMi", n/mi) }
 
-// limit returns the i-th limit, counted from the highest.
 func (l *load) limit(i int) int64 { return l.highest - int64(i)*l.spacing }
 
 // filesystemSize leaves room above the highest limit and below the lowest.

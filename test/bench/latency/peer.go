@@ -117,7 +117,6 @@ func hold(n *node, all []*comparison) {
 	}
 }
 
-// printComparisons prints everything for people, and returns the figures.
 func printComparisons(w io.Writer, all []*comparison) (figures []program.Figure) {
 	fmt.Fprintf(w, "\ncrossing to Node seen, of %d crossings that both saw:\n", len(all[0].ours))
 	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)

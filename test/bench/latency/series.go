@@ -35,7 +35,6 @@ type series struct {
 	idle    float64 // share of the CPUs' time
 }
 
-// series makes the crossings.
 func (s *stage) series(l *load, crossings int) *series {
 	result := &series{load: l}
 	var nodes []*node
@@ -96,7 +95,6 @@ func (s *series) round(nodes []*node, crossings int) {
 	must.OK(nodes[0], s.load.ramp.Give(math.MaxInt64))
 }
 
-// durations returns what a function says of each trace.
 func (s *series) durations(of func(*trace) time.Duration) []time.Duration {
 	all := make([]time.Duration, 0, len(s.traces))
 	for _, t := range s.traces {
@@ -105,7 +103,6 @@ func (s *series) durations(of func(*trace) time.Duration) []time.Duration {
 	return all
 }
 
-// print prints everything for people.
 func (s *series) print(w io.Writer) {
 	var by [notices]int
 	var wavered int

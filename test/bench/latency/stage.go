@@ -58,7 +58,6 @@ func (s *stage) follow(name string) *node {
 	return &node{stage: s, name: name, history: must.Get(nodewatch.Follow(s.Context(), s.watcher, name))(s)}
 }
 
-// start runs a nodeprobe with one limit.
 func (s *stage) start(name string, l *load, limit int64) *node {
 	n := s.follow(name)
 	n.agent = agent.StartForTest(s, agent.Spec{
@@ -89,7 +88,6 @@ func (n *node) calm(condition corev1.NodeConditionType) {
 	}
 }
 
-// status is what the condition was last.
 func (n *node) status(condition corev1.NodeConditionType) corev1.ConditionStatus {
 	return nodewatch.Condition(cmp.Or(n.history.Last(), &corev1.Node{}), condition).Status
 }
@@ -183,7 +181,6 @@ type floor struct {
 	now    *corev1.Node
 }
 
-// newFloor makes a Node that is like another.
 func newFloor(s *stage, like *corev1.Node) *floor {
 	f := &floor{node: s.follow("floor")}
 	user, groups := controlplane.NodeUser(f.name)

@@ -177,7 +177,6 @@ func (t *trace) toGo() time.Duration {
 
 func (t *trace) toNode() time.Duration { return since(t.crossed.Above, t.seen) }
 
-// since is the time between two steps, of which either may not have happened.
 func since(begin, end time.Time) time.Duration {
 	if begin.IsZero() || end.IsZero() {
 		return noticeTimeout

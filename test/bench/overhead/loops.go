@@ -77,7 +77,6 @@ func newLoops(p testing.TB, dir string) []*loop {
 	return loops
 }
 
-// overwrite returns what writes the next block of a file.
 func overwrite(fd int, block []byte) func() error {
 	next := 0
 	return func() error {
@@ -128,7 +127,6 @@ const settle = 150 * time.Millisecond
 // first may run on a machine that is warmer or busier.
 var orders = [...][3]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}, {2, 0, 1}, {1, 2, 0}, {0, 2, 1}}
 
-// measureRounds returns the rounds of each loop by its name.
 func measureRounds(p *program.P, subject agent.Spec, loops []*loop, rounds int, length time.Duration) map[string][]round {
 	all := make(map[string][]round, len(loops))
 	for i := range rounds {
@@ -150,7 +148,6 @@ func measureRounds(p *program.P, subject agent.Spec, loops []*loop, rounds int, 
 	return all
 }
 
-// look runs each loop once.
 func look(p *program.P, loops []*loop, length time.Duration) map[string]float64 {
 	p.Sleep(settle)
 	took := make(map[string]float64, len(loops))

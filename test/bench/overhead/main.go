@@ -50,7 +50,6 @@ func run(p *program.P) {
 	program.Print(p.Out, figures(loops, looks, costs))
 }
 
-// printTable prints everything that was measured, for people.
 func printTable(w io.Writer, loops []*loop, looks map[string][]round, costs []programCost) {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "loop\toff\ton/off\tmiddle 80 %\tstd error\toff/off\tmiddle 80 %\tstd error")
@@ -104,7 +103,6 @@ func ratios(rounds []round) (on, off spread) {
 	return spreadOf(withProbes), spreadOf(without)
 }
 
-// offMedian is what a loop takes without the probes.
 func offMedian(rounds []round) float64 {
 	var off []float64
 	for _, r := range rounds {

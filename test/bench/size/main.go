@@ -36,7 +36,6 @@ func run(p *program.P) {
 	}
 }
 
-// count returns the figures of the tree below root.
 func count(p *program.P, root string) (all []program.Figure) {
 	packages, totals := map[string]int{}, map[string]int{"product": 0, "unit tests": 0, "test": 0}
 	must.OK(p, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {

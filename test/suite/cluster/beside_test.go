@@ -115,7 +115,6 @@ func newKubeletWriter(t *testing.T, cp *controlplane.ControlPlane) *kubeletWrite
 	return k
 }
 
-// run writes every 100 ms until ctx ends.
 func (k *kubeletWriter) run(ctx context.Context) {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -129,7 +128,6 @@ func (k *kubeletWriter) run(ctx context.Context) {
 	}
 }
 
-// write turns all conditions over.
 func (k *kubeletWriter) write(ctx context.Context) {
 	k.t.Helper()
 	status := corev1.ConditionTrue
@@ -149,7 +147,6 @@ func (k *kubeletWriter) write(ctx context.Context) {
 	k.wrote[k.last] = status
 }
 
-// wantKept goes through every version that the Node has had.
 func (k *kubeletWriter) wantKept(all []nodewatch.Sighting) {
 	k.t.Helper()
 	seen := maps.Clone(k.wrote)

@@ -139,7 +139,6 @@ func hide() error {
 // cgroupName is the cgroup, of every controller, that all pods of a run are in.
 func cgroupName(dir string) string { return "/" + filepath.Base(dir) }
 
-// cgroupDirs are the directories of a cgroup.
 func cgroupDirs(name string) ([]string, error) {
 	mountinfo, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {

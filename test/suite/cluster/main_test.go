@@ -163,7 +163,6 @@ func (s *scene) wantLead(t *testing.T) {
 	}
 }
 
-// within is a context of the test that ends earlier.
 func within(t *testing.T, limit time.Duration) context.Context {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	t.Cleanup(cancel)
@@ -190,7 +189,6 @@ func (s *scene) startPrometheus() {
 	})
 }
 
-// wantAlert waits until the alert about each pressure is in that state.
 func (s *scene) wantAlert(t *testing.T, state string) {
 	t.Helper()
 	for _, l := range s.loads {

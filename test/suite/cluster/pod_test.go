@@ -97,7 +97,6 @@ func (s *scene) wantHealthy(t *testing.T, pod *corev1.Pod) {
 	}
 }
 
-// bpfPrograms returns the IDs of the BPF programs that the pod has loaded.
 func (s *scene) bpfPrograms(t *testing.T, pod *corev1.Pod) (ids []uint32) {
 	t.Helper()
 	pids := must.Get(processesOf(s.dir, string(pod.UID)))(t)
@@ -125,7 +124,6 @@ func (s *scene) bpfPrograms(t *testing.T, pod *corev1.Pod) (ids []uint32) {
 	return ids
 }
 
-// processesOf returns the processes in a pod's cgroup.
 func processesOf(dir, uid string) (pids []int, err error) {
 	left, err := leftovers(dir)
 	for pid, where := range left {
@@ -216,7 +214,6 @@ func wantOwns(t *testing.T, node *corev1.Node) {
 	}
 }
 
-// summary is what a write says, in a line.
 func summary(e controlplane.AuditEvent) string {
 	var body struct {
 		Status struct {

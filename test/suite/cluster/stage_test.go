@@ -135,7 +135,6 @@ func (s *scene) wait(t *testing.T, limit time.Duration, since time.Time, match f
 	return seen.At
 }
 
-// run runs a command, and returns what it printed.
 func (s *scene) run(t *testing.T, env []string, name string, args ...string) string {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), name, args...)
@@ -147,13 +146,11 @@ func (s *scene) run(t *testing.T, env []string, name string, args ...string) str
 	return string(out)
 }
 
-// kubectlDo runs kubectl as an administrator.
 func (s *scene) kubectlDo(t *testing.T, args ...string) {
 	t.Helper()
 	t.Logf("kubectl %s\n%s", strings.Join(args, " "), s.run(t, nil, s.kubectl, append([]string{"--kubeconfig=" + s.cp.AdminKubeconfig()}, args...)...))
 }
 
-// eventually waits until check returns nil.
 func (s *scene) eventually(t *testing.T, what string, check func() error) {
 	t.Helper()
 	wait.Until(t, patience, what, check)
@@ -262,7 +259,6 @@ func readySince(pod *corev1.Pod) metav1.Time {
 	return metav1.Time{}
 }
 
-// logPod shows what the pod has logged, from the kubelet's files.
 func (s *scene) logPod(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
 	files, _ := filepath.Glob(filepath.Join(podLogs, "*_"+pod.Name+"_*", "*", "*.log"))

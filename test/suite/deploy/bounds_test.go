@@ -38,7 +38,6 @@ func encode(t *testing.T, v any) []byte {
 	return must.Get(json.Marshal(v))(t)
 }
 
-// repeated returns n characters.
 func repeated(n int) string { return strings.Repeat("x", n) }
 
 // tooMuch is what an object cannot hold beside anything else.
@@ -62,7 +61,6 @@ func condition(changed fields) fields {
 	}.with(changed)
 }
 
-// conditions returns so many of different types.
 func conditions(n int, changed fields) (all []fields) {
 	for i := range n {
 		all = append(all, condition(changed).with(fields{"type": fmt.Sprintf("nodeprobe.dev/%063d", i)}))

@@ -33,7 +33,6 @@ func TestMain(m *testing.M) {
 	os.Exit(controlplane.Main(m))
 }
 
-// run runs a command and returns its standard output.
 func run(t *testing.T, stdin []byte, name string, args ...string) []byte {
 	t.Helper()
 	var stdout, stderr bytes.Buffer
@@ -108,7 +107,6 @@ func TestKustomizations(t *testing.T) {
 	}
 }
 
-// directories returns those below root that hold a kustomization.
 func directories(t *testing.T, root string) (dirs []string) {
 	t.Helper()
 	must.OK(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -121,7 +119,6 @@ func directories(t *testing.T, root string) (dirs []string) {
 	return dirs
 }
 
-// checkPod checks what every variant must have.
 func checkPod(t *testing.T, ds *appsv1.DaemonSet) {
 	t.Helper()
 	spec := &ds.Spec.Template.Spec
@@ -205,7 +202,6 @@ func onlyChosenNodes(ds *appsv1.DaemonSet) error {
 	return privileged(ds)
 }
 
-// serviceAccount returns the name of the one among the rendered objects.
 func serviceAccount(t *testing.T, rendered []byte) (name string) {
 	t.Helper()
 	for document := range bytes.SplitSeq(rendered, []byte("\n---\n")) {
@@ -218,7 +214,6 @@ func serviceAccount(t *testing.T, rendered []byte) (name string) {
 	return name
 }
 
-// parse finds the DaemonSet and its configuration among the rendered objects.
 func parse(t *testing.T, rendered []byte) (ds appsv1.DaemonSet, config string) {
 	t.Helper()
 	for document := range bytes.SplitSeq(rendered, []byte("\n---\n")) {

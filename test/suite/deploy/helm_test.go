@@ -220,7 +220,6 @@ func TestHelmRefuses(t *testing.T) {
 	}
 }
 
-// objects parses what was rendered.
 func objects(t *testing.T, rendered []byte) (all []unstructured.Unstructured) {
 	t.Helper()
 	for document := range bytes.SplitSeq(append([]byte("\n"), rendered...), []byte("\n---\n")) {

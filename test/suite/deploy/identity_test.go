@@ -54,7 +54,6 @@ func newStageWith(t *testing.T, opts controlplane.Options, kustomizations ...str
 	return s
 }
 
-// run runs kubectl as the administrator.
 func (s *stage) run(args ...string) string {
 	s.t.Helper()
 	return string(run(s.t, nil, s.kubectl, append([]string{"--kubeconfig=" + s.cp.AdminKubeconfig()}, args...)...))
@@ -191,7 +190,6 @@ func (s *stage) wantTyped(policy *admissionv1.ValidatingAdmissionPolicy) {
 	}
 }
 
-// eventually waits until check returns nil.
 func (s *stage) eventually(what string, check func() error) {
 	s.t.Helper()
 	wait.Until(s.t, 3*time.Minute, what, check)
@@ -295,7 +293,6 @@ func (s *stage) augments(t *testing.T, pod *rest.Config, user string, config age
 	}
 }
 
-// start runs nodeprobe as node a's until the test ends.
 func (s *stage) start(pod *rest.Config, config agent.Config) *agent.Agent {
 	s.t.Helper()
 	kubeconfig := must.Get(s.cp.WriteKubeconfig("pod", pod))(s.t)

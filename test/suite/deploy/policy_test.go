@@ -24,13 +24,11 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 )
 
-// patchStatus sends a strategic-merge patch of a Node's status.
 func patchStatus(t *testing.T, in kubernetes.Interface, node, patch string, opts metav1.PatchOptions) error {
 	_, err := in.CoreV1().Nodes().Patch(t.Context(), node, types.StrategicMergePatchType, []byte(patch), opts, "status")
 	return err
 }
 
-// conditionPatch is a patch with one entry of conditions.
 func conditionPatch(fields string) string { return `{"status":{"conditions":[{` + fields + `}]}}` }
 
 const ourCondition = `"type":"nodeprobe.dev/DiskPressure","status":"False","reason":"DiskIsSufficient"`
@@ -177,7 +175,6 @@ func TestIdentity(t *testing.T) {
 	}
 }
 
-// node returns a Node as it now is.
 func (s *stage) node(name string) *corev1.Node {
 	s.t.Helper()
 	return must.Get(s.cp.Client().CoreV1().Nodes().Get(context.Background(), name, metav1.GetOptions{}))(s.t)

@@ -44,14 +44,12 @@ func newBeside(t *testing.T, cp *controlplane.ControlPlane) (n *node, user strin
 	return n, user
 }
 
-// register does what a kubelet does at its start.
 func (n *node) register() {
 	n.T.Helper()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: map[string]string{"a": "b"}}}
 	must.Get(n.Client.CoreV1().Nodes().Create(n.T.Context(), node, metav1.CreateOptions{}))(n.T)
 }
 
-// waitOurs waits until our conditions are there and False, but those named.
 func (n *node) waitOurs(but ...corev1.NodeConditionType) {
 	n.T.Helper()
 	for _, kind := range ourConditions {
@@ -61,13 +59,11 @@ func (n *node) waitOurs(but ...corev1.NodeConditionType) {
 	}
 }
 
-// beat changes the Node, as a kubelet does every now and then.
 func (n *node) beat() {
 	n.T.Helper()
 	n.patch(map[string]any{"metadata": map[string]any{"annotations": map[string]string{"example.com/beat": time.Now().String()}}})
 }
 
-// setOurs gives one of our conditions another status, in our name.
 func (n *node) setOurs(kind corev1.NodeConditionType, status corev1.ConditionStatus) {
 	n.T.Helper()
 	n.patchAs("nodeprobe", map[string]any{"status": map[string]any{"conditions": []any{map[string]any{"type": kind, "status": status}}}}, "status")

@@ -139,7 +139,6 @@ func (c *contested) settle() {
 	}
 }
 
-// rewrite changes the status as an administrator, until nobody is faster.
 func (c *contested) rewrite(change func(*corev1.NodeStatus)) *corev1.Node {
 	for {
 		got, err := c.node.Get()
@@ -227,7 +226,6 @@ func foreignOf(node *corev1.Node) []string {
 	return strings.Split(string(text), "\n")
 }
 
-// write is what somebody else does, each time something else.
 func (c *contested) write(i int) *corev1.Node {
 	now := metav1.Now()
 	counted := corev1.NodeCondition{Type: "example.com/Counter", Status: corev1.ConditionTrue, Reason: "Counted", Message: fmt.Sprint(i), LastHeartbeatTime: now}
@@ -287,7 +285,6 @@ func (c *contested) foreignPatch(patch map[string]any, subresources ...string) *
 	return node
 }
 
-// checkOurs compares what is ours with the facts.
 func checkOurs(n *node, facts *statusnode.Facts, unhealthy error) error {
 	got := n.MustGet()
 	for _, v := range facts.Verdicts {

@@ -36,7 +36,6 @@ func (n *node) events() ([]corev1.Event, error) {
 	return list.Items, nil
 }
 
-// waitEvent waits for an Event with a reason whose message holds a text.
 func (n *node) waitEvent(reason, text string) corev1.Event {
 	n.T.Helper()
 	var found corev1.Event

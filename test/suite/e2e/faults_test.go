@@ -47,7 +47,6 @@ func checkHistory(t *testing.T, history *nodewatch.History) {
 	}
 }
 
-// wantOnlyReads wants nodeprobe to have written nothing through the proxy.
 func wantOnlyReads(t *testing.T, proxy *fault.Proxy) {
 	t.Helper()
 	for _, r := range proxy.Requests() {
@@ -291,7 +290,6 @@ func (r *relay) freeze() {
 	r.frozen = make(chan struct{})
 }
 
-// startRelay returns a relay and its address.
 func startRelay(t *testing.T, target string) (*relay, net.Addr) {
 	t.Helper()
 	l := must.Get(net.Listen("tcp4", "127.0.0.1:0"))(t)

@@ -29,7 +29,6 @@ func (n *node) deleteLease() {
 	must.OK(n.T, n.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Delete(n.T.Context(), n.Name, metav1.DeleteOptions{}))
 }
 
-// wantOwnedLease wants the Lease to belong to the Node.
 func (n *node) wantOwnedLease(node *corev1.Node) {
 	n.T.Helper()
 	want := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: node.UID}}

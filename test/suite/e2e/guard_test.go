@@ -45,7 +45,6 @@ func (n *node) createLease(holder, manager string, renewed time.Time) *coordinat
 	}, metav1.CreateOptions{FieldManager: manager}))(n.T)
 }
 
-// renewAs renews the Node's Lease under the name of a field manager.
 func (n *node) renewAs(ctx context.Context, manager string) error {
 	patch := fmt.Appendf(nil, `{"spec":{"renewTime":%q}}`, time.Now().UTC().Format(metav1.RFC3339Micro))
 	_, err := n.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Patch(ctx, n.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: manager})
@@ -74,7 +73,6 @@ func (n *node) keepRenewing(manager string, every time.Duration) (stop func()) {
 	return stop
 }
 
-// wantUntouched wants nobody to write to the Node and its Lease for a time.
 func (n *node) wantUntouched(d time.Duration) {
 	n.T.Helper()
 	node, lease := n.MustGet(), must.Get(n.Lease())(n.T)
@@ -391,7 +389,6 @@ func (n *node) takesOver() *agent.Agent {
 	return a
 }
 
-// wantSilence wants nodeprobe to have written nothing since.
 func (n *node) wantSilence(since time.Time) {
 	n.T.Helper()
 	for _, e := range stage.Writes(n.T, n.CP, "nodeprobe", since) {

@@ -161,13 +161,11 @@ func (o *outage) play() {
 	o.T.Logf("the API server was away for %s", o.back.Sub(o.began).Round(time.Second))
 }
 
-// hang has connections accepted, and no request answered.
 func (o *outage) hang() {
 	o.proxy.Inject(fault.Rule{Fault: fault.Hang()})
 	must.OK(o.T, o.proxy.Accept())
 }
 
-// waitChange waits until nodeprobe has seen a change, and notes when that was.
 func (o *outage) waitChange(change string) {
 	o.T.Helper()
 	r := waitChanged(o.T, o.agent, o.changes)
@@ -312,7 +310,6 @@ type vitals struct {
 	goroutines, threads, files int64
 }
 
-// counts returns what is counted in pieces.
 func (v vitals) counts() map[string]int64 {
 	return map[string]int64{"goroutines": v.goroutines, "threads": v.threads, "open files": v.files}
 }
@@ -356,7 +353,6 @@ type look struct {
 	vitals
 }
 
-// watchVitals looks until the test ends.
 func watchVitals(t *testing.T, a *agent.Agent) *monitor {
 	m := &monitor{}
 	ended := make(chan struct{})

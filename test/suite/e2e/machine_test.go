@@ -43,7 +43,6 @@ func (h hardware) copyMeminfo() {
 	h.write(h.procfs, "meminfo", string(meminfo))
 }
 
-// link makes links to what is in a directory, but for some names.
 func (h hardware) link(from, to string, except ...string) {
 	h.t.Helper()
 	entries := must.Get(os.ReadDir(from))(h.t)

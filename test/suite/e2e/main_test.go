@@ -53,7 +53,6 @@ func changed(t *testing.T, a *agent.Agent) []agent.Record {
 	})
 }
 
-// waitChanged waits until there are more than n, and returns the one after them.
 func waitChanged(t *testing.T, a *agent.Agent, n int) agent.Record {
 	t.Helper()
 	stage.Until(t, "a condition has changed", func() bool { return len(changed(t, a)) > n })
@@ -87,7 +86,6 @@ func (n *node) addForeign() {
 	})
 }
 
-// wantForeign checks that it all is still there.
 func (n *node) wantForeign() {
 	n.T.Helper()
 	got := n.MustGet()
@@ -103,7 +101,6 @@ func (n *node) wantForeign() {
 	}
 }
 
-// patchAs patches the Node under the name of a field manager.
 func (n *node) patchAs(manager string, patch map[string]any, subresources ...string) *corev1.Node {
 	n.T.Helper()
 	data := must.Get(json.Marshal(patch))(n.T)
@@ -135,7 +132,6 @@ func (n *node) markUnknown() {
 	n.patchStatus(map[string]any{"conditions": conditions})
 }
 
-// waitMended waits until the built-in conditions are as they should be.
 func (n *node) waitMended() {
 	n.T.Helper()
 	n.Eventually("the conditions are mended", func(got *corev1.Node) error {

@@ -84,7 +84,6 @@ func (n *node) grant(but permission, users ...string) {
 	})
 }
 
-// bind gives users these permissions and no others.
 func (n *node) bind(permissions []permission, users ...string) {
 	n.T.Helper()
 	meta := metav1.ObjectMeta{Name: n.Name}
@@ -297,7 +296,6 @@ type credentials struct {
 	end, renew func()
 }
 
-// replace replaces a file in one step.
 func replace(t *testing.T, path string, data []byte) {
 	t.Helper()
 	must.OK(t, os.WriteFile(path+".new", data, 0o600))

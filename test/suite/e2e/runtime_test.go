@@ -131,7 +131,6 @@ func TestBadRuntime(t *testing.T) {
 	each("restarted", func(t *testing.T, r *badRuntime) { r.checkRestart(t) })
 }
 
-// checkUnready looks at a node without a runtime.
 func (r *badRuntime) checkUnready(t *testing.T) {
 	r.node.WaitCondition(corev1.NodeReady, corev1.ConditionFalse)
 	node := r.node.MustGet()
@@ -153,7 +152,6 @@ func (r *badRuntime) checkUnready(t *testing.T) {
 	r.open, r.running = r.usage(t)
 }
 
-// usage returns how many files are open, and how many goroutines there are.
 func (r *badRuntime) usage(t *testing.T) (open int, running float64) {
 	t.Helper()
 	files := must.Get(os.ReadDir(fmt.Sprintf("/proc/%d/fd", r.agent.PID())))(t)
@@ -182,7 +180,6 @@ func (r *badRuntime) checkSteady(t *testing.T) {
 	r.node.WaitRenewed(time.Now())
 }
 
-// good starts a good runtime at the path.
 func (r *badRuntime) good(t *testing.T, version string) (stop func()) {
 	t.Helper()
 	if !r.real {

@@ -54,7 +54,6 @@ func (r *volumeRoot) at(handle, name string) string {
 	return filepath.Join(r.dir, "plugins/kubernetes.io/csi", csiDriver, "hash of "+handle, name)
 }
 
-// mount mounts a volume until the test ends.
 func (r *volumeRoot) mount(handle string) {
 	r.t.Helper()
 	point := r.at(handle, "globalmount")
@@ -78,7 +77,6 @@ func (r *volumeRoot) data(handle string) string {
 	return string(data)
 }
 
-// write writes the file that says what is mounted.
 func (r *volumeRoot) write(handle, content string) {
 	r.t.Helper()
 	must.OK(r.t, os.WriteFile(r.at(handle, "vol_data.json"), []byte(content), 0o600))
@@ -92,7 +90,6 @@ func inUse(handles ...string) []corev1.UniqueVolumeName {
 	return names
 }
 
-// waitInUse waits until the Node says that exactly these volumes are in use.
 func (n *node) waitInUse(handles ...string) {
 	n.T.Helper()
 	began := time.Now()

@@ -75,7 +75,6 @@ func newDancers(t *testing.T) []*dancer {
 	return dancers
 }
 
-// dance moves the value back and forth until ctx ends, and returns how often.
 func (d *dancer) dance(ctx context.Context, low, high int64) (swings int, err error) {
 	for ; ctx.Err() == nil; swings++ {
 		if err := errors.Join(d.move(low), d.move(high)); err != nil {

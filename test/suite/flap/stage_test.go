@@ -91,13 +91,11 @@ func (s *stage) dancer(signal string) *dancer {
 	panic(signal)
 }
 
-// stop ends what is to be judged.
 func (s *stage) stop() {
 	s.truth.stop()
 	s.agent.Stop()
 }
 
-// metrics returns the agent's series.
 func (s *stage) metrics() map[string]float64 {
 	s.t.Helper()
 	return must.Get(s.agent.Metrics(s.t.Context()))(s.t)
@@ -129,7 +127,6 @@ func (s *stage) records() []agent.Record {
 	return must.Get(s.agent.Log())(s.t)
 }
 
-// logEvents quotes the last lines about events and conditions.
 func (s *stage) logEvents(n int) {
 	var last []string
 	for _, r := range s.records() {
@@ -157,7 +154,6 @@ func (s *stage) events(begin, end time.Time) map[string]int {
 	return counts
 }
 
-// ended counts how often nodeprobe said that a condition was over.
 func (s *stage) ended(begin, end time.Time) (n int) {
 	s.t.Helper()
 	for _, l := range s.log() {

@@ -104,7 +104,6 @@ func (n *node) wantAlways(since time.Time, so func(*corev1.Node) bool) {
 	}
 }
 
-// tainted says whether the Node has taints of that key with all these effects.
 func tainted(node *corev1.Node, key string, effects ...corev1.TaintEffect) bool {
 	found := 0
 	for _, effect := range effects {
@@ -129,7 +128,6 @@ func (n *node) wait(what string, since time.Time, match func(*corev1.Node) bool)
 	return found
 }
 
-// since returns what was seen of the Node from a time on.
 func (n *node) since(t time.Time) []nodewatch.Sighting {
 	all := n.history.All()
 	for len(all) > 0 && all[0].At.Before(t) {
@@ -225,7 +223,6 @@ func (p *pod) wait(what string, match func(*corev1.Pod) bool) {
 	})
 }
 
-// waitBound waits until the scheduler has given the pod to its Node.
 func (p *pod) waitBound() {
 	p.t.Helper()
 	p.wait("bound", func(pod *corev1.Pod) bool { return pod.Spec.NodeName == p.node.Name })
@@ -268,7 +265,6 @@ func (n *node) newRefused(why string) *pod {
 // does not say which.
 const byTaint = "untolerated taint"
 
-// checkUnbound wants the pod to be nowhere still.
 func (p *pod) checkUnbound() {
 	p.t.Helper()
 	now := must.Get(p.node.Client.CoreV1().Pods(p.Namespace).Get(p.t.Context(), p.Name, metav1.GetOptions{}))(p.t)
@@ -277,7 +273,6 @@ func (p *pod) checkUnbound() {
 	}
 }
 
-// waitEvent waits for an Event with a reason and a text in its message.
 func (n *node) waitEvent(selector, reason, text string) *corev1.Event {
 	n.T.Helper()
 	return until(n.T, "there is an event "+reason+": "+text, func(ctx context.Context) (watch.Interface, error) {

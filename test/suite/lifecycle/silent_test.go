@@ -256,7 +256,6 @@ func (n *node) waitKept(addresses []corev1.NodeAddress, nodeIP string) {
 	}
 }
 
-// waitPosts waits until the status has been posted that many times since.
 func (n *node) waitPosts(since time.Time, times int) {
 	n.T.Helper()
 	for range times {

@@ -88,7 +88,6 @@ func TestPatchIsTheKubelets(t *testing.T) {
 	}
 }
 
-// checkApplied applies a patch as the API server does.
 func checkApplied(t *testing.T, old, next *v1.Node, patch []byte) {
 	t.Helper()
 	data := must.Get(json.Marshal(old))(t)
@@ -149,7 +148,6 @@ func randomNode(r *rand.Rand) *v1.Node {
 	return node
 }
 
-// change changes some of what a setter may change.
 func change(r *rand.Rand, node *v1.Node) {
 	s := &node.Status
 	for range 1 + r.IntN(4) {

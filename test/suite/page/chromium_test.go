@@ -94,7 +94,6 @@ func pipe(t *testing.T) (r, w *os.File) {
 	return r, w
 }
 
-// receive reads messages until the pipe ends.
 func (c *chromium) receive(from *os.File) {
 	messages := bufio.NewReader(from)
 	for {
@@ -130,7 +129,6 @@ func (c *chromium) receive(from *os.File) {
 	}
 }
 
-// call calls a method, and decodes its result unless that is not wanted.
 func (c *chromium) call(method string, params object, result any) {
 	c.t.Helper()
 	message := object{"method": method}
@@ -191,7 +189,6 @@ func (c *chromium) screen(width, height int, dark bool) {
 	c.call("Emulation.setEmulatedMedia", object{"features": []object{{"name": "prefers-color-scheme", "value": scheme}}}, nil)
 }
 
-// open loads a page and waits until it is there.
 func (c *chromium) open(url string) {
 	c.t.Helper()
 	loaded := make(chan struct{})
@@ -206,7 +203,6 @@ func (c *chromium) open(url string) {
 	}
 }
 
-// eval evaluates an expression, or a promise of one, in the page.
 func (c *chromium) eval(expression string, result any) {
 	c.t.Helper()
 	var got struct {
@@ -222,21 +218,18 @@ func (c *chromium) eval(expression string, result any) {
 	}
 }
 
-// number evaluates to a number.
 func (c *chromium) number(expression string) (n float64) {
 	c.t.Helper()
 	c.eval(expression, &n)
 	return n
 }
 
-// text evaluates to a string.
 func (c *chromium) text(expression string) (text string) {
 	c.t.Helper()
 	c.eval(expression, &text)
 	return text
 }
 
-// eventually waits until an expression is true.
 func (c *chromium) eventually(expression string) {
 	c.t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(50 * time.Millisecond) {
@@ -257,7 +250,6 @@ func (c *chromium) said() string {
 	return strings.Join(c.problems, "\n")
 }
 
-// screenshot returns a PNG of the page from top to bottom.
 func (c *chromium) screenshot() []byte {
 	c.t.Helper()
 	var shot struct{ Data string }

@@ -37,7 +37,6 @@ var devices = []device{
 	{"phone-dark", 360, 800, true},
 }
 
-// start runs the tree's nodeprobe, which observes this machine.
 func start(t *testing.T, config agent.Config, args ...string) *agent.Agent {
 	t.Helper()
 	return agent.StartForTest(t, agent.Spec{

@@ -110,7 +110,6 @@ func addHeartbeats(body map[string]any) {
 	}
 }
 
-// asMap is an object as JSON has it.
 func asMap(object any) map[string]any {
 	data, err := json.Marshal(object)
 	if err != nil {

@@ -59,7 +59,6 @@ func (s *stage) cordon(unschedulable bool) {
 	s.awaitEvent(map[bool]string{true: "NodeNotSchedulable", false: "NodeSchedulable"}[unschedulable])
 }
 
-// await waits for both to have become something since then.
 func (s *stage) await(when string, since time.Time, match func(*corev1.Node) bool) {
 	s.t.Helper()
 	ctx, stop := context.WithTimeout(s.t.Context(), patience)

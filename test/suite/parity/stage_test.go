@@ -166,7 +166,6 @@ func (s *stage) startRuntime() (err error) {
 // begin says that what comes now is not part of the start any more.
 func (s *stage) begin() { s.since = time.Now() }
 
-// describe shows both nodes as people see them.
 func (s *stage) describe() {
 	s.t.Helper()
 	if !testing.Verbose() && *describeDir == "" {
@@ -227,7 +226,6 @@ func (a allowance) line(path string) string {
 	return ""
 }
 
-// compare returns what differs and must not, and what differs and may.
 func compare(theirs, ours any, allowed *allowance) (bad []string, seen map[string]bool) {
 	reporter := &differences{}
 	cmp.Equal(theirs, ours, cmp.Reporter(reporter))

@@ -119,7 +119,6 @@ func (s *stage) compareHeartbeats() {
 	s.same("heartbeat", theirs, ours, nil)
 }
 
-// same complains where two bodies differ.
 func (s *stage) same(what string, theirs, ours map[string]any, allowed *allowance) {
 	s.t.Helper()
 	if allowed == nil {
@@ -181,7 +180,6 @@ func (s *stage) said(name string) map[string]int {
 	return told
 }
 
-// changes returns a match for patches that tell that a condition has another status.
 func changes(condition corev1.NodeConditionType, status corev1.ConditionStatus) func(map[string]any) bool {
 	return func(body map[string]any) bool {
 		return slices.ContainsFunc(conditions(body), func(c map[string]any) bool {

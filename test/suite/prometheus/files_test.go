@@ -23,7 +23,6 @@ import (
 
 var update = flag.Bool("update", false, "write prometheusrule.yaml from rules.yaml")
 
-// deployed returns the path of a file in the product's deploy/prometheus.
 func deployed(t *testing.T, name string) string {
 	t.Helper()
 	return filepath.Join(build.RootForTest(t), "deploy", "prometheus", name)
@@ -34,7 +33,6 @@ func read(t *testing.T, file string) []byte {
 	return must.Get(os.ReadFile(file))(t)
 }
 
-// promtool runs promtool, and returns what it says and whether it is content.
 func promtool(t *testing.T, stdin []byte, args ...string) (string, bool) {
 	t.Helper()
 	need.Command(t, "promtool", "prometheus")

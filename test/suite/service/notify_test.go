@@ -58,7 +58,6 @@ current-context: x
 	return file
 }
 
-// patient is a context that ends when the test has waited long enough.
 func patient(t *testing.T) context.Context {
 	t.Helper()
 	ctx, stop := context.WithTimeout(t.Context(), patience)
@@ -66,7 +65,6 @@ func patient(t *testing.T) context.Context {
 	return ctx
 }
 
-// eventually waits until check returns nil.
 func eventually(t *testing.T, what string, check func() error) {
 	t.Helper()
 	wait.Until(t, patience, what, check)

@@ -20,7 +20,6 @@ import (
 // mayKeep are the capabilities that are of use once everything is attached.
 const mayKeep = 1<<unix.CAP_DAC_READ_SEARCH | 1<<unix.CAP_SYS_RESOURCE | 1<<unix.CAP_BPF
 
-// statusFields returns the fields of /proc/PID/status of each thread.
 func statusFields(t *testing.T, pid int) map[string]map[string]string {
 	t.Helper()
 	threads := must.Get(os.ReadDir(fmt.Sprintf("/proc/%d/task", pid)))(t)
