@@ -1,6 +1,3 @@
-// Package web serves HTTP for nodeprobe: any routes, and profiles. It is
-// prometheus/exporter-toolkit, with bounds on what clients can cost: on connections, on
-// responses in the making, and on passwords being hashed.
 package web
 
 import (
