@@ -14,54 +14,55 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// Config is what New needs. All functions are called from Run's goroutine and
-// hold up the heartbeat while they run.
+// Config is what a Heartbeater is made from. All functions are called from Run's
+// goroutine, and delay the heartbeat while they run.
 type Config struct {
 	// Leases reads and writes the lease. Required.
 	Leases Leases
-	// NodeName is the name of the Node. The lease is named so too, and so is
-	// the holder in a lease that the Heartbeater creates. Required.
+	// NodeName is the name of the Node. It is also that of the lease, and of the
+	// holder in a lease that the Heartbeater creates. Required.
 	NodeName string
-	// Duration is how long a renewal is good for, in whole seconds; the kubelet
-	// has 40 s. The lease is renewed every quarter of it. Required.
+	// Duration is how long a renewal is valid, in whole seconds; a kubelet's is 40 s.
+	// The lease is renewed every quarter of it. Required.
 	Duration time.Duration
 	// Timeout bounds each call of Leases and Owner. The default, 0, is Duration
 	// or 10 s, whichever is less. It may not exceed Duration.
 	Timeout time.Duration
 
-	// Healthy returns nil while the node's agent does its work; else the lease
-	// is not renewed, for the reason returned: one that is NotFound says that the Node
-	// was deleted. It must return at once. Required.
+	// Healthy returns nil while the node's agent works. Otherwise the lease is not
+	// renewed, for the reason returned; a NotFound error means that the Node was
+	// deleted. It must return at once. Required.
 	Healthy func() error
-	// Owner returns the reference to the Node that is put into a lease without
-	// owner references: apiVersion v1, kind Node, name and UID. While it returns
-	// an error that is NotFound, the Node does not exist and no lease is created.
-	// It must return when its context ends. Required.
+	// Owner returns the reference to the Node that a lease without owner references
+	// gets: apiVersion v1, kind Node, name and UID. While it returns a NotFound error,
+	// the Node does not exist and no lease is created. It must return when its context
+	// ends. Required.
 	Owner func(context.Context) (metav1.OwnerReference, error)
-	// OnFailure is called after each failed try to update the lease but the
-	// first of its five, and not after conflicts: the time to close idle
-	// connections, of which one may be dead. Optional.
+	// OnFailure is called after each failed try to update the lease but the first of
+	// its five, and not after conflicts: a connection may be half dead, and idle ones
+	// should be closed. Optional.
 	OnFailure func()
-	// OnLost is called once whenever the lease that we had turns out to be
-	// deleted, even if it has been re-created since: the Node, which owns it,
-	// may be gone too, and Owner, which is called next where the lease is to be
-	// created, must know. It must not wait for the Heartbeater. Optional.
+	// OnLost is called whenever the known lease turns out to be deleted, even if it
+	// has been re-created since: the Node, which owns it, may be gone too, and Owner,
+	// which is called next to create the lease, must know. It must not wait for the
+	// Heartbeater. Optional.
 	OnLost func()
 
-	// FieldManager is our field manager. Where it is given, a lease that another one has
-	// lately renewed is somebody else's at first sight. Optional.
+	// FieldManager is the one under which the API server records our writes. With it, a
+	// lease that another field manager has lately renewed is foreign at first sight.
+	// Optional.
 	FieldManager string
 
-	// Alive is called as Run goes on, with the time in which it will be again
-	// unless Run is stuck. It goes on without an API server, too. Optional.
+	// Alive is called with the time within which it will be called again, unless Run is
+	// stuck. An API server that is away does not matter. Optional.
 	Alive func(within time.Duration)
 
-	// OnForeign is called once per renewal of somebody else's that is noticed. It
-	// must not wait for the Heartbeater. Optional.
+	// OnForeign is called once for each foreign renewal that is noticed. It must not wait
+	// for the Heartbeater. Optional.
 	OnForeign func(State)
 
-	// Logger gets a line when renewals begin to end differently, at levels Info
-	// and Warn, and one for each attempt at Debug. Default: none.
+	// Logger gets a line when the result of renewals changes, at levels Info and Warn,
+	// and one for each attempt at Debug. Default: none.
 	Logger *slog.Logger
 	// Registerer gets the metrics. Default: none.
 	Registerer prometheus.Registerer

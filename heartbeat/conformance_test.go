@@ -156,7 +156,7 @@ func TestNodeDeleted(t *testing.T) {
 		})
 		want := []string{
 			`level=INFO msg="renewing the lease"`,
-			`level=INFO msg="not renewing the lease: there is no such node" err="nodes \"node-1\" not found"`,
+			`level=INFO msg="not renewing the lease: the node does not exist" err="nodes \"node-1\" not found"`,
 			`level=WARN msg="the lease is gone" recreated=false`,
 			`level=INFO msg="renewing the lease"`,
 		}

@@ -155,9 +155,9 @@ func TestForeignWriter(t *testing.T) {
 				})
 				want := []string{
 					`level=INFO msg="renewing the lease"`,
-					`level=WARN msg="not renewing the lease: somebody else does" manager=kubelet holder="" err="somebody else renews the lease"`,
+					`level=WARN msg="not renewing the lease: another client does" manager=kubelet holder="" err="another client renews the lease"`,
 					`level=INFO msg="renewing the lease"`,
-					`level=WARN msg="not renewing the lease: somebody else does" manager=kubelet holder="" err="somebody else renews the lease"`,
+					`level=WARN msg="not renewing the lease: another client does" manager=kubelet holder="" err="another client renews the lease"`,
 				}
 				if diff := cmp.Diff(want, lines()); diff != "" {
 					t.Errorf("log (-want +got):\n%s", diff)
@@ -277,11 +277,11 @@ func TestForeignHolder(t *testing.T) {
 			}
 		})
 		want := []string{
-			`level=WARN msg="the lease is in somebody else's name" holder=virtual-kubelet`,
-			`level=WARN msg="not renewing the lease: somebody else does" manager="" holder=virtual-kubelet err="somebody else renews the lease"`,
+			`level=WARN msg="the lease has another holder" holder=virtual-kubelet`,
+			`level=WARN msg="not renewing the lease: another client does" manager="" holder=virtual-kubelet err="another client renews the lease"`,
 			`level=INFO msg="renewing the lease"`,
-			`level=INFO msg="the lease is in nobody else's name any more"`,
-			`level=WARN msg="the lease is in somebody else's name" holder=x`,
+			`level=INFO msg="the lease has no other holder any more"`,
+			`level=WARN msg="the lease has another holder" holder=x`,
 		}
 		if diff := cmp.Diff(want, lines()); diff != "" {
 			t.Errorf("log (-want +got):\n%s", diff)

@@ -1,10 +1,10 @@
-// Package heartbeat renews the Lease of a node, which tells the cluster that
-// the node is alive. On the wire it does what the kubelet does. Beyond that
+// Package heartbeat renews the Lease of a node, by which the cluster knows that the
+// node is alive. On the wire it does what a kubelet does. Beyond that,
 //   - it renews only while its caller is healthy (Config.Healthy);
 //   - its renew times only ever go forward, whatever the wall clock does;
-//   - it notices somebody else who renews the same lease and leaves that lease
-//     alone until they fall silent, because two heartbeats in one lease hide
-//     the death of either sender.
+//   - it notices another client that renews the same lease, and leaves the lease alone
+//     until the other falls silent, because two heartbeats in one lease hide the death
+//     of either sender.
 package heartbeat
 
 import (
@@ -29,13 +29,12 @@ const (
 	maxBackoff   = 7 * time.Second
 )
 
-// healthInterval is the time between two looks at Config.Healthy while it withholds a
+// healthInterval is the time between two calls of Config.Healthy while it withholds a
 // renewal.
 const healthInterval = time.Second
 
-// maxUnanswered bounds the memory for writes without an answer; see
-// Heartbeater.unanswered. A write cannot be stored once it is this old: the API
-// server has given up on it long before.
+// maxUnanswered bounds Heartbeater.unanswered. An older write cannot be stored any more:
+// the API server gave up on it long before.
 const maxUnanswered = 64
 
 // Heartbeater renews one lease. Make it with New; start it with Run.
@@ -47,22 +46,22 @@ type Heartbeater struct {
 
 	// What follows belongs to Run.
 
-	// lease is the lease as last stored or read, the base of the next update;
-	// nil where there is none or none is known.
+	// lease is the lease as last stored or read, the base of the next update; nil if
+	// there is none or it is not known.
 	lease *coordinationv1.Lease
 	seen  sighting
 	// sent is the latest renew time that we sent, or saw in the lease.
 	sent stamp
-	// unanswered holds the renew times that were sent and answered by an
-	// error. The API server may have stored one of them all the same, when the
-	// answer got lost; it must not pass for somebody else's.
+	// unanswered holds the renew times that were sent and answered by an error. The
+	// API server may have stored one of them all the same, if the answer was lost; it
+	// must not be taken for a foreign one.
 	unanswered []time.Time
 	failures   map[string]struct{} // reasons since the last success
 }
 
-// New returns a Heartbeater and registers its metrics. It starts nothing. The
-// error says which field of config is wrong, or that the metrics are already
-// registered.
+// New returns a Heartbeater and registers its metrics. It starts no goroutine and sends
+// nothing. It returns an error if a field of config, which the error names, is wrong, or
+// if the metrics are already registered.
 func New(config Config) (*Heartbeater, error) {
 	if err := config.validate(); err != nil {
 		return nil, fmt.Errorf("configure heartbeat: %w", err)
@@ -89,12 +88,11 @@ func New(config Config) (*Heartbeater, error) {
 // Config.Healthy withheld follows within a second of its recovery.
 //
 // A round makes five immediate tries to update the lease, of at most twice
-// Config.Timeout each (the owner, where the lease has none, and the update).
-// When they fail, or a conflict shows that the lease has changed, it reads the
-// lease again until it gets an answer, waiting 200 ms to 7 s in between: without
-// an API server a round has no end but that of ctx, and there is nothing else
-// to do. Once ctx has ended, Run waits for nothing but the call in flight, which
-// gets the same ctx.
+// Config.Timeout each (the owner, if the lease has none, and the update). If they
+// fail, or a conflict shows that the lease has changed, it reads the lease until it
+// gets an answer, with pauses of 200 ms to 7 s: without an API server, a round ends
+// only with ctx. Once ctx has ended, Run waits for nothing but the call in flight,
+// which gets the same ctx.
 func (h *Heartbeater) Run(ctx context.Context) error {
 	interval := h.interval()
 	for ctx.Err() == nil {
@@ -104,8 +102,8 @@ func (h *Heartbeater) Run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// rest waits for the next round. A renewal that was withheld does not wait for it once
-// its reason is gone: the lease may be about to expire.
+// rest waits for the next round. Once the reason is gone for which a renewal was
+// withheld, it does not wait any longer: the lease may be about to expire.
 func (h *Heartbeater) rest(ctx context.Context, d time.Duration) {
 	end := time.Now().Add(d)
 	for h.State().Result == ResultUnhealthy && ctx.Err() == nil {
@@ -118,7 +116,7 @@ func (h *Heartbeater) rest(ctx context.Context, d time.Duration) {
 	h.sleep(ctx, time.Until(end))
 }
 
-// interval is the time between two renewals.
+// interval returns the time between two renewals.
 func (h *Heartbeater) interval() time.Duration { return h.config.Duration / 4 }
 
 // sync does one round.
@@ -134,8 +132,8 @@ func (h *Heartbeater) sync(ctx context.Context) {
 	}
 }
 
-// renew writes the lease once. As long as nobody else writes to it, the copy
-// from the last write will do, and the API server is spared a GET.
+// renew writes the lease once. As long as nobody else writes it, the copy from the last
+// write is good enough, and saves a GET.
 func (h *Heartbeater) renew(ctx context.Context) error {
 	if err := h.health(); err != nil {
 		return err
@@ -154,8 +152,8 @@ func (h *Heartbeater) renew(ctx context.Context) error {
 	return h.update(ctx)
 }
 
-// update renews the lease that is known, in up to maxTries tries without a
-// pause, unless the API server asks for one. A conflict counts as a try but is no failure.
+// update renews the known lease, in up to maxTries tries without a pause, unless the API
+// server asks for one. A conflict counts as a try but is no failure.
 func (h *Heartbeater) update(ctx context.Context) error {
 	var err error
 	for try := range maxTries {
@@ -166,8 +164,8 @@ func (h *Heartbeater) update(ctx context.Context) error {
 		if apierrors.IsConflict(err) {
 			h.metrics.renewals.WithLabelValues(ResultConflict).Inc()
 			h.logger.Debug("lease has changed", "err", err)
-			// Where this creates the lease, the kubelet updates it once
-			// more; so do we.
+			// If this creates the lease, it is updated once more, as a
+			// kubelet does.
 			if _, err := h.ensure(ctx); err != nil {
 				return err
 			}
@@ -182,8 +180,8 @@ func (h *Heartbeater) update(ctx context.Context) error {
 		}
 	}
 	if apierrors.IsConflict(err) {
-		// One conflict is news of somebody else's change; nothing but conflicts
-		// is a lease that nobody can write.
+		// One conflict shows that another client has changed the lease; nothing
+		// but conflicts is a lease that cannot be written.
 		h.report(ResultFailure, err, "tries", maxTries)
 	}
 	return fmt.Errorf("update lease: failed %d times, at last: %w", maxTries, err)
@@ -201,8 +199,8 @@ func (h *Heartbeater) tryUpdate(ctx context.Context) error {
 	return nil
 }
 
-// ensure reads the lease, or creates it where there is none, and tries again
-// until it has an answer. The error is a *skip or that of ctx.
+// ensure reads the lease, or creates it if there is none, and retries until it has an
+// answer. The error is a *skip or that of ctx.
 func (h *Heartbeater) ensure(ctx context.Context) (created bool, err error) {
 	for delay := minBackoff; ; delay = min(2*delay, maxBackoff) {
 		created, err := h.tryEnsure(ctx)
@@ -232,7 +230,7 @@ func (h *Heartbeater) tryEnsure(ctx context.Context) (created bool, err error) {
 	next, err := h.build(ctx, nil)
 	if err != nil {
 		if apierrors.IsNotFound(err) {
-			// No back-off: the Node appears when somebody registers it.
+			// No back-off: the Node appears when it is registered.
 			return false, &skip{ResultNoNode, err}
 		}
 		return false, err
@@ -249,14 +247,14 @@ func (h *Heartbeater) get(ctx context.Context) (*coordinationv1.Lease, error) {
 	return h.config.Leases.Get(ctx, h.config.NodeName)
 }
 
-// build returns the lease to write next. It is where every write passes, even
-// the one after an hour of back-off, so it is where writes are withheld.
+// build returns the lease to write next. Every write passes here, even the one after an
+// hour of back-off, so this is where writes are withheld.
 func (h *Heartbeater) build(ctx context.Context, base *coordinationv1.Lease) (*coordinationv1.Lease, error) {
 	if err := h.health(); err != nil {
 		return nil, err
 	}
 	if h.seen.fresh(time.Now(), h.config.Duration) {
-		return nil, &skip{ResultForeign, errors.New("somebody else renews the lease")}
+		return nil, &skip{ResultForeign, errors.New("another client renews the lease")}
 	}
 	var owners []metav1.OwnerReference
 	if base == nil || len(base.OwnerReferences) == 0 {
@@ -287,8 +285,7 @@ func (h *Heartbeater) health() error {
 	}
 }
 
-// write sends a lease that build made and takes over what the API server has
-// stored.
+// write sends a lease that build made, and keeps the answer.
 func (h *Heartbeater) write(ctx context.Context, call func(context.Context, *coordinationv1.Lease) (*coordinationv1.Lease, error), next *coordinationv1.Lease) error {
 	ctx, cancel := context.WithTimeout(ctx, h.config.Timeout)
 	defer cancel()
@@ -302,8 +299,8 @@ func (h *Heartbeater) write(ctx context.Context, call func(context.Context, *coo
 		h.unanswered = append(h.unanswered, next.Spec.RenewTime.Time)
 		return err
 	}
-	// Nothing sent earlier can be stored from here on: its resourceVersion is
-	// out of date.
+	// Nothing that was sent earlier can be stored any more: its resourceVersion is out
+	// of date.
 	h.unanswered = nil
 	h.lease = stored
 	h.seen = sighting{looked: true, uid: string(stored.UID), renewTime: next.Spec.RenewTime.Time, at: start}
@@ -315,7 +312,7 @@ func (h *Heartbeater) write(ctx context.Context, call func(context.Context, *coo
 	return nil
 }
 
-// observe takes note of the lease as read, nil where there is none.
+// observe takes the lease as read, nil if there is none.
 func (h *Heartbeater) observe(lease *coordinationv1.Lease) {
 	now := time.Now()
 	lost := h.lease != nil && (lease == nil || lease.UID != h.lease.UID)
@@ -326,7 +323,7 @@ func (h *Heartbeater) observe(lease *coordinationv1.Lease) {
 	if !h.seen.renewTime.IsZero() {
 		h.sent = h.sent.raise(h.seen.renewTime, now)
 	}
-	// The first look may find what is long past: no renewal has been noticed.
+	// What the first look finds may be long past: that is no renewal.
 	renewed := (before.looked || stranger) && h.seen.foreign && !h.seen.renewTime.Equal(before.renewTime)
 	if renewed {
 		h.metrics.foreignRenewals.Inc()
@@ -349,8 +346,8 @@ func (h *Heartbeater) observe(lease *coordinationv1.Lease) {
 	}
 }
 
-// stranger reports whether another field manager than ours has renewed the lease lately,
-// by the clock.
+// stranger reports whether a field manager other than ours has renewed the lease lately,
+// by the wall clock.
 func (h *Heartbeater) stranger(lease *coordinationv1.Lease, now time.Time) bool {
 	if lease == nil || h.config.FieldManager == "" {
 		return false
@@ -360,7 +357,7 @@ func (h *Heartbeater) stranger(lease *coordinationv1.Lease, now time.Time) bool 
 	return manager != "" && manager != h.config.FieldManager && age < good && age > -good
 }
 
-// skip is why nothing is to be written now, although no call has failed.
+// skip is why nothing is written now, although no call has failed.
 type skip struct {
 	result string
 	reason error
@@ -368,22 +365,22 @@ type skip struct {
 
 func (s *skip) Error() string { return s.reason.Error() }
 
-// final says whether err ends the round: nothing to write, or out of time.
+// final reports whether err ends the round: nothing to write, or out of time.
 func final(ctx context.Context, err error) bool {
 	_, skipped := errors.AsType[*skip](err)
 	return skipped || ctx.Err() != nil
 }
 
-// asked is how long the API server wants to be left alone (Retry-After), by its
-// answer; 0 if it does not say. It is never longer than the time between two
-// renewals: the Lease would run out, and the pods be moved off a node that is well.
+// asked returns the Retry-After of the API server's answer, 0 if it has none. It is never
+// longer than the time between two renewals: the Lease would expire, and the pods be moved
+// off a healthy node.
 func (h *Heartbeater) asked(err error) time.Duration {
 	seconds, _ := apierrors.SuggestsClientDelay(err)
 	return min(time.Duration(seconds)*time.Second, h.interval())
 }
 
-// alive tells that Run goes on, and will after a wait and one try: that is up to
-// three calls.
+// alive reports that Run goes on, and will again after a wait and one try of up to three
+// calls.
 func (h *Heartbeater) alive(wait time.Duration) {
 	h.config.Alive(wait + 3*h.config.Timeout + 10*time.Second)
 }

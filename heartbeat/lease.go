@@ -43,7 +43,7 @@ func nextRenewTime(now, prev time.Time, elapsed time.Duration) time.Time {
 	return next
 }
 
-// stamp is a renew time and when, by the monotonic clock, it was current.
+// stamp is a renew time, and when it was current by the monotonic clock.
 type stamp struct {
 	renewTime time.Time
 	at        time.Time
@@ -58,8 +58,8 @@ func (s stamp) next(now time.Time) stamp {
 	return stamp{nextRenewTime(now, s.renewTime, now.Sub(s.at)), now}
 }
 
-// raise returns s, or renewTime as of now where s has not got that far: what
-// follows must be after a renew time that somebody else put into the lease.
+// raise returns s, or renewTime as of now if s is behind: what follows must be after a
+// renew time that another client wrote.
 func (s stamp) raise(renewTime, now time.Time) stamp {
 	if s.at.IsZero() || !renewTime.Before(s.renewTime.Add(now.Sub(s.at).Truncate(time.Microsecond))) {
 		return stamp{renewTime, now}
@@ -68,24 +68,24 @@ func (s stamp) raise(renewTime, now time.Time) stamp {
 }
 
 // sighting is what was last seen of the lease's renew time. Whether a foreign
-// renewal is fresh follows from when it was seen, by our own monotonic clock,
-// never from the time that the other side wrote: the clocks may differ.
+// renewal is fresh follows from when it was seen, by our own monotonic clock, never
+// from the time that the other client wrote: the clocks may differ.
 type sighting struct {
-	// looked says that there was a look at all, even if no lease was there.
+	// looked is true after the first look, even if there was no lease.
 	looked    bool
 	uid       string
 	renewTime time.Time
 	// at is when renewTime was first seen, or written by us.
 	at time.Time
-	// foreign says that somebody else wrote renewTime.
+	// foreign is true if another client wrote renewTime.
 	foreign bool
 }
 
-// next returns the sighting after lease, nil where there is none, was read at
-// now. Own holds the renew times that we sent without learning their fate.
+// next returns the sighting after lease, nil if there is none, was read at now. Own
+// holds the renew times that we sent and that may or may not be stored.
 //
-// Any change of the renew time that is not ours is a sign of life of somebody
-// else, backwards too: their clock may be right where ours was. Excepted are
+// Any change of the renew time that is not ours is a sign of life of another client,
+// even a change backwards: its clock may be the right one. Exceptions are
 //   - the very first look at a lease in our name, unless stranger is set: we have
 //     been restarted;
 //   - a re-created lease with an old renew time: restored from a copy.
@@ -111,13 +111,13 @@ func (s sighting) next(lease *coordinationv1.Lease, holder string, own []time.Ti
 	return next
 }
 
-// fresh says whether somebody else has renewed the lease within duration.
+// fresh reports whether another client has renewed the lease within duration.
 func (s sighting) fresh(now time.Time, duration time.Duration) bool {
 	return s.foreign && now.Sub(s.at) < duration
 }
 
-// foreignHolder returns the lease's holderIdentity where it names somebody
-// other than holder, else "". A lease without a holder is nobody's.
+// foreignHolder returns the lease's holderIdentity if it is another than holder, else
+// "". A lease without a holder is not foreign.
 func foreignHolder(lease *coordinationv1.Lease, holder string) string {
 	if id := lease.Spec.HolderIdentity; id != nil && *id != holder {
 		return *id
@@ -125,9 +125,8 @@ func foreignHolder(lease *coordinationv1.Lease, holder string) string {
 	return ""
 }
 
-// Renewal returns when a lease was last renewed, by the writer's clock, and the
-// writer's field manager, usually the name of its binary: "" where the API server
-// does not tell.
+// Renewal returns when a lease was last renewed, by the writer's clock, and the writer's
+// field manager, usually the name of its binary; "" if the API server did not record it.
 func Renewal(lease *coordinationv1.Lease) (manager string, at time.Time) {
 	if lease.Spec.RenewTime.IsZero() {
 		return "", time.Time{}
@@ -135,8 +134,8 @@ func Renewal(lease *coordinationv1.Lease) (manager string, at time.Time) {
 	return renewTimeManager(lease), lease.Spec.RenewTime.Time
 }
 
-// Duration returns how long a renewal of a lease is good for, by its own account; where
-// it gives none, otherwise.
+// Duration returns how long a renewal of a lease is valid: its own duration, or otherwise
+// if it has none.
 func Duration(lease *coordinationv1.Lease, otherwise time.Duration) time.Duration {
 	if seconds := lease.Spec.LeaseDurationSeconds; seconds != nil && *seconds > 0 {
 		return time.Duration(*seconds) * time.Second
@@ -144,10 +143,9 @@ func Duration(lease *coordinationv1.Lease, otherwise time.Duration) time.Duratio
 	return otherwise
 }
 
-// renewTimeManager returns the field manager that last set the renew time,
-// usually the name of the writer's binary, or "" where the API server does not
-// tell. But for a lease that is seen for the first time it serves only to name the
-// culprit: decisions rest on the renew time.
+// renewTimeManager returns the field manager that last set the renew time, or "" if the
+// API server did not record it. Except for a lease that is seen for the first time, it
+// only serves to name the other client: decisions rest on the renew time.
 func renewTimeManager(lease *coordinationv1.Lease) string {
 	for _, entry := range lease.ManagedFields {
 		if entry.FieldsV1 != nil && strings.Contains(entry.FieldsV1.GetRawString(), `"f:renewTime"`) {

@@ -13,10 +13,10 @@ const Namespace = "kube-node-lease"
 
 // Leases reads and writes leases in Namespace. Errors are those of the API
 // server: a Heartbeater tells them apart with k8s.io/apimachinery's api/errors.
-// A call must end when its context does. The caller keeps the lease that it
-// passes; the one that it gets is its own.
+// A call must end when its context does. It must neither change nor keep the lease
+// that it is passed, and the caller may change the one that it returns.
 type Leases interface {
-	// Get reads the lease of that name.
+	// Get reads a lease by name.
 	Get(ctx context.Context, name string) (*coordinationv1.Lease, error)
 	// Create writes a new lease and returns it as stored.
 	Create(ctx context.Context, lease *coordinationv1.Lease) (*coordinationv1.Lease, error)
@@ -25,9 +25,8 @@ type Leases interface {
 	Update(ctx context.Context, lease *coordinationv1.Lease) (*coordinationv1.Lease, error)
 }
 
-// NewLeases returns Leases that speak to an API server. It stands in for the
-// typed client of client-go's kubernetes package, which would link every API
-// group there is.
+// NewLeases returns Leases over a REST client. The typed client of client-go's
+// kubernetes package would do the same, and link every API group.
 //
 // The client must be for the group version coordination.k8s.io/v1 under /apis,
 // and its NegotiatedSerializer must come from a scheme that contains it:
@@ -41,7 +40,7 @@ type Leases interface {
 //	config.QPS = -1 // a heartbeat does not queue behind anything
 //	client, err := rest.RESTClientFor(config)
 //
-// Where the config names no content type, leases travel as protobuf.
+// If the config names no content type, leases are sent as protobuf.
 func NewLeases(client rest.Interface) Leases {
 	return restLeases{client}
 }
@@ -62,8 +61,8 @@ func (l restLeases) Update(ctx context.Context, lease *coordinationv1.Lease) (*c
 }
 
 // do makes a request and returns the lease that answers it. The client's own
-// retries are off: their waits, which the API server asks for, may exceed the
-// deadline, and nobody would know of either.
+// retries are off: the waits that the API server asks for may exceed the deadline,
+// and would show nowhere.
 func (l restLeases) do(ctx context.Context, request *rest.Request, name string) (*coordinationv1.Lease, error) {
 	result := request.UseProtobufAsDefault().
 		MaxRetries(0).
@@ -75,10 +74,10 @@ func (l restLeases) do(ctx context.Context, request *rest.Request, name string) 
 	}
 	lease := new(coordinationv1.Lease)
 	if err := result.Into(lease); err != nil {
-		return nil, fmt.Errorf("read the answer: %w", err)
+		return nil, fmt.Errorf("read response: %w", err)
 	}
 	if lease.Name != name {
-		return nil, fmt.Errorf("the answer is not lease %s", name)
+		return nil, fmt.Errorf("response is not lease %s", name)
 	}
 	return lease, nil
 }

@@ -6,9 +6,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics is the collector of the package. It accumulates what only counters
-// can tell and reads the rest from the state when it is scraped, so that the age
-// is that of the moment of the scrape.
+// metrics is the collector of the package. It keeps the counters, and reads the rest from
+// the state when it is scraped, so that the age is that at the time of the scrape.
 type metrics struct {
 	renewals        *prometheus.CounterVec
 	foreignRenewals prometheus.Counter
@@ -33,7 +32,7 @@ func newMetrics(leaseDuration time.Duration, state func() State) *metrics {
 		}, []string{"result"}),
 		foreignRenewals: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "nodeprobe_heartbeat_foreign_renewals_total",
-			Help: "Renewals of the node's Lease by somebody else, as far as they were noticed.",
+			Help: "Renewals of the node's Lease by another client, as far as they were noticed.",
 		}),
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name:    "nodeprobe_heartbeat_renewal_duration_seconds",
@@ -53,11 +52,11 @@ func newMetrics(leaseDuration time.Duration, state func() State) *metrics {
 		foreignHolderDesc: desc("foreign_holder",
 			"Whether the Lease's holderIdentity is not the node's name."),
 		foreignWriterDesc: desc("foreign_writer",
-			"Whether the last renewal seen in the Lease is somebody else's."),
+			"Whether the last renewal seen in the Lease is another client's."),
 		unhealthyDesc: desc("unhealthy",
-			"Whether renewal is withheld because nodeprobe cannot vouch for the node; the log says why."),
+			"Whether renewal is withheld because nodeprobe cannot vouch for the node; see the log for the reason."),
 	}
-	// A series that is there from the start lets rate() see the first increase.
+	// rate() sees the first increase only of a series that exists before it.
 	for _, result := range []string{ResultSuccess, ResultFailure, ResultConflict, ResultUnhealthy, ResultForeign, ResultNoNode} {
 		m.renewals.WithLabelValues(result)
 	}

@@ -13,43 +13,43 @@ const (
 	ResultSuccess = "success"
 	// ResultFailure: a call failed. One round may count several.
 	ResultFailure = "failure"
-	// ResultConflict: somebody else changed the lease; it is read again at
-	// once. Never a State.Result.
+	// ResultConflict: another client changed the lease; it is read again at once. Never
+	// a State.Result.
 	ResultConflict = "conflict"
 	// ResultUnhealthy: not attempted, because Config.Healthy returned an error.
 	ResultUnhealthy = "skipped_unhealthy"
-	// ResultForeign: not attempted, because somebody else renews the lease.
+	// ResultForeign: not attempted, because another client renews the lease.
 	ResultForeign = "skipped_foreign"
 	// ResultNoNode: not attempted, because there is no Node.
 	ResultNoNode = "skipped_no_node"
 )
 
-// State is what a Heartbeater last knew. It is a value; the caller keeps it.
+// State is what a Heartbeater last knew: a value that does not change.
 type State struct {
 	// Renewed is when the last successful renewal was sent, zero before the
-	// first. It carries a monotonic reading, so that time.Since is the age of
-	// the lease even where the wall clock was set.
+	// first. It carries a monotonic reading, so that time.Since is the age of the
+	// lease even if the wall clock was set.
 	Renewed time.Time
 	// RenewTime is what that renewal wrote. It is ahead of the wall clock
 	// after that was stepped back.
 	RenewTime time.Time
 
-	// Result is how the last attempt ended, one of the Result constants, empty
-	// before the first. An attempt that lasts longer than it should, for lack
-	// of an API server, is ResultFailure while it lasts.
+	// Result is the result of the last attempt, one of the Result constants, empty
+	// before the first. An attempt that still lasts because the API server is away is
+	// a ResultFailure.
 	Result string
 	// Err is why Result is not ResultSuccess, else nil.
 	Err error
 
-	// ForeignHolder is the lease's holderIdentity where that is not the node's
-	// name, else empty.
+	// ForeignHolder is the lease's holderIdentity if that is not the node's name,
+	// else empty.
 	ForeignHolder string
-	// ForeignWriter says that the last renewal seen in the lease is somebody
-	// else's. While that is fresh, Result is ResultForeign.
+	// ForeignWriter is true if the last renewal seen in the lease is another client's.
+	// While that is fresh, Result is ResultForeign.
 	ForeignWriter bool
-	// ForeignManager is their field manager, such as "kubelet", where the API
-	// server tells. ForeignSeen is when a renewal of theirs was last noticed.
-	// Both stay after they fell silent.
+	// ForeignManager is the other client's field manager, such as "kubelet", if the API
+	// server recorded it. ForeignSeen is when one of its renewals was last noticed. Both
+	// stay after it has fallen silent.
 	ForeignManager string
 	ForeignSeen    time.Time
 }
@@ -65,7 +65,7 @@ func (h *Heartbeater) change(f func(*State)) {
 	h.state.Store(&state)
 }
 
-// noteHolder reports who the lease says that it belongs to, once per change.
+// noteHolder logs a foreign holder of the lease, once per change.
 func (h *Heartbeater) noteHolder() {
 	holder := ""
 	if h.lease != nil {
@@ -76,14 +76,14 @@ func (h *Heartbeater) noteHolder() {
 	}
 	h.change(func(s *State) { s.ForeignHolder = holder })
 	if holder != "" {
-		h.logger.Warn("the lease is in somebody else's name", "holder", holder)
+		h.logger.Warn("the lease has another holder", "holder", holder)
 	} else {
-		h.logger.Info("the lease is in nobody else's name any more")
+		h.logger.Info("the lease has no other holder any more")
 	}
 }
 
-// report counts how an attempt ended and logs it, aloud where the one before
-// ended otherwise, or failed for another reason than all since the last success.
+// report counts the result of an attempt and logs it, at level Debug unless the result is
+// another than before, or the reason of a failure is new since the last success.
 func (h *Heartbeater) report(result string, err error, args ...any) {
 	h.metrics.renewals.WithLabelValues(result).Inc()
 	before := h.State()
@@ -96,10 +96,10 @@ func (h *Heartbeater) report(result string, err error, args ...any) {
 	case ResultUnhealthy:
 		message = "not renewing the lease: unhealthy"
 	case ResultForeign:
-		message = "not renewing the lease: somebody else does"
+		message = "not renewing the lease: another client does"
 		args = append(args, "manager", before.ForeignManager, "holder", before.ForeignHolder)
 	case ResultNoNode:
-		level, message = slog.LevelInfo, "not renewing the lease: there is no such node"
+		level, message = slog.LevelInfo, "not renewing the lease: the node does not exist"
 	}
 	if result == ResultSuccess {
 		clear(h.failures)
@@ -113,11 +113,11 @@ func (h *Heartbeater) report(result string, err error, args ...any) {
 	h.logger.Log(context.Background(), level, message, args...)
 }
 
-// newFailure says whether a failure has another reason than those since the last
-// success. Texts that never repeat are not worth a line each.
+// newFailure reports whether a failure has a reason that is new since the last success.
+// Texts that never repeat are not worth a line each.
 func (h *Heartbeater) newFailure(result string, err error) bool {
-	const most = 8
-	if result != ResultFailure || len(h.failures) == most {
+	const maxReasons = 8
+	if result != ResultFailure || len(h.failures) == maxReasons {
 		return false
 	}
 	text := err.Error()

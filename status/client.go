@@ -57,10 +57,10 @@ func answerOf(ctx context.Context, request *rest.Request, name string) (*v1.Node
 	}
 	var node v1.Node
 	if err := result.Into(&node); err != nil {
-		return nil, fmt.Errorf("read the answer: %w", err)
+		return nil, fmt.Errorf("read response: %w", err)
 	}
 	if node.Name != name {
-		return nil, fmt.Errorf("the answer is not node %s", name)
+		return nil, fmt.Errorf("response is not node %s", name)
 	}
 	return &node, nil
 }

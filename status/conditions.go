@@ -15,8 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// DefaultFieldManager is the name by which the API server knows our writes where no
-// other is configured: what stands before the slash of the user agent.
+// DefaultFieldManager is the field manager of our writes if no other is configured. It
+// must be the part of the client's user agent before the slash.
 const DefaultFieldManager = "nodeprobe"
 
 // Prefix is the prefix of the default condition types.
@@ -39,9 +39,9 @@ type Condition struct {
 	Since time.Time
 }
 
-// Conditions is the content of a Node whose status somebody else posts, such as a
-// kubelet: conditions of our own and nothing else. Its patch is put together from them
-// alone, so that no other part of the Node can get into it.
+// Conditions is the content for a Node whose status a kubelet posts: conditions of our
+// own and nothing else. Its patch is put together from them alone, so that no other part
+// of the Node can get into it.
 //
 // Before the first Set nothing is posted or removed.
 type Conditions struct {
@@ -165,7 +165,7 @@ func compareConditions(node *v1.Node, conditions []Condition, fieldManager strin
 // isOurs reports whether we posted a condition. The API server does not tell who wrote
 // a Node that was created without a single label; then the type decides.
 func isOurs(kind, writer, fieldManager string) bool {
-	// Mode own posts the kubelet's under our name. Beside a kubelet they are its again.
+	// A node that was in mode own has the kubelet's types from us.
 	if slices.Contains(BuiltIn, v1.NodeConditionType(kind)) {
 		return false
 	}

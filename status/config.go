@@ -40,7 +40,7 @@ type Config struct {
 	// connection may be half dead.
 	OnFailure func()
 	// Alive is called with the time within which it will be called again, unless Run
-	// is stuck. That the API server is away does not matter.
+	// is stuck. An API server that is away does not matter.
 	Alive func(within time.Duration)
 
 	// UpdateFrequency is the time between two passes that nothing asked for.

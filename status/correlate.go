@@ -36,7 +36,7 @@ type reasonState struct {
 	fresh  int       // different messages in it
 }
 
-// series is one Event object, and how often what it says has happened.
+// series is one Event object, and how often it happened.
 type series struct {
 	kind, reason, message string
 	key                   string // by which it is found in its reason's state
@@ -75,7 +75,7 @@ func (c correlator) observe(o occurrence) (*series, bool) {
 	return s, true
 }
 
-// forget drops a series that the API server does not want.
+// forget drops a series that the API server refused.
 func (c correlator) forget(s *series) {
 	if state := c[eventReason{s.kind, s.reason}]; state != nil {
 		delete(state.series, s.key)

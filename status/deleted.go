@@ -9,8 +9,8 @@ import (
 
 var (
 	errDeleted  = gone("node was deleted; restart nodeprobe to register it again")
-	errLost     = gone("node was deleted; who runs it has to register it again")
-	errReplaced = gone("node was deleted, and created again by somebody else")
+	errLost     = gone("node was deleted; it must be registered again by whatever runs it")
+	errReplaced = gone("node was deleted, and created again by another client")
 )
 
 // gone returns an error that satisfies apierrors.IsNotFound.
@@ -37,14 +37,13 @@ func (u *Updater) replaced() bool {
 	return node != nil && node.UID != u.uid
 }
 
-// settled is how long a Node must have lived for its deletion to begin a back-off of
-// its own. Otherwise it is one more round of a controller that deletes what others
-// create.
+// settled is how long a Node must have existed for its deletion to start the back-off
+// over. Otherwise it is one more round of a controller that deletes what others create.
 const settled = time.Minute
 
 // mayCreate reports whether registration creates the Node: once in a process, as with a
-// kubelet. A Node has often been cordoned and drained before it is deleted, and one that
-// came back by itself would undo that.
+// kubelet. A Node is often cordoned and drained before it is deleted, and one that came
+// back by itself would undo that.
 func (u *Updater) mayCreate() bool { return u.cfg.Registrar != nil && u.uid == "" }
 
 // lossOf returns the error about a Node that was deleted.

@@ -185,9 +185,9 @@ func (r *Recorder) post(ctx context.Context, s *series) error {
 		err := r.cfg.Events.Patch(ctx, eventNamespace, s.name, s.patch())
 		switch {
 		case apierrors.IsNotFound(err): // it has expired
-		case apierrors.IsForbidden(err): // a credential may be allowed no more than to create some
+		case apierrors.IsForbidden(err): // a credential may be allowed to create Events only
 			if r.uncounted.changed(err) {
-				r.log.Warn("events are created again instead of counted up", "err", err)
+				r.log.Warn("events are created anew instead of counted up", "err", err)
 			}
 		default:
 			return wrapEvent("patch", s, ref.Name, err)
@@ -195,7 +195,7 @@ func (r *Recorder) post(ctx context.Context, s *series) error {
 		s.restart()
 	}
 	event := s.event(ref, r.cfg.Component)
-	// An attempt whose answer was lost has done it: the name says so.
+	// An earlier attempt whose answer was lost has created it if the name exists.
 	if err := r.cfg.Events.Create(ctx, event); err != nil && !apierrors.IsAlreadyExists(err) {
 		return wrapEvent("create", s, ref.Name, err)
 	}

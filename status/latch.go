@@ -12,7 +12,7 @@ type latch struct {
 	opened chan struct{} // closed while it is open; nil if nobody has waited or opened yet
 }
 
-// wait returns once the latch is open; if ctx ends before, with the cause of that.
+// wait waits until the latch is open, or returns the cause of ctx's end.
 func (l *latch) wait(ctx context.Context) error {
 	opened := l.channel()
 	select {
@@ -28,7 +28,7 @@ func (l *latch) wait(ctx context.Context) error {
 	}
 }
 
-// turn is for open.
+// turn returns what open needs to know that the latch was not shut meanwhile.
 func (l *latch) turn() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -14,13 +14,13 @@ import (
 )
 
 // Patch returns the strategic-merge patch that turns old into next, in the
-// kubelet's wire form. It is about the status, the labels and the annotations:
-// these are what a Node's own agent may change. The patch holds no resource
-// version, so that it cannot conflict, and nothing that is the same in both, so
-// that it cannot undo what others have written meanwhile.
+// kubelet's wire form. It covers the status, the labels and the annotations, which
+// are what a Node's own agent may change. The patch holds no resource version, so
+// that it cannot conflict, and nothing that is the same in both, so that it cannot
+// undo what others have written meanwhile.
 //
-// The general differ of k8s.io/apimachinery makes the same patch (a test in
-// test/ holds the two together) but brings an OpenAPI library along.
+// The general differ of k8s.io/apimachinery makes the same patch (a test in test/
+// compares the two) but brings in an OpenAPI library.
 func Patch(old, next *v1.Node) ([]byte, error) {
 	before, err := toMap(old)
 	if err != nil {
@@ -44,7 +44,7 @@ func Patch(old, next *v1.Node) ([]byte, error) {
 	return json.Marshal(patch)
 }
 
-// toMap returns what Patch is about as decoded JSON.
+// toMap returns what Patch covers as decoded JSON.
 func toMap(node *v1.Node) (map[string]any, error) {
 	data, err := json.Marshal(&v1.Node{
 		ObjectMeta: metav1.ObjectMeta{Labels: node.Labels, Annotations: node.Annotations},
@@ -133,7 +133,7 @@ func diffConditions(before, after []map[string]any) []any {
 			items = append(items, d)
 		}
 	}
-	// No setter of ours removes a condition; one that does means to.
+	// No built-in setter removes a condition; one that is missing was removed on purpose.
 	slices.SortStableFunc(before, func(a, b map[string]any) int {
 		return cmp.Compare(fmt.Sprint(a["type"]), fmt.Sprint(b["type"]))
 	})

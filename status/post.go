@@ -14,7 +14,7 @@ import (
 // API server asks for one.
 const updateAttempts = 5
 
-// sleep returns after d, and false if ctx ends before.
+// sleep waits for d, and reports whether ctx is still alive.
 func sleep(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
 		return true
@@ -56,7 +56,7 @@ func (u *Updater) pass(ctx context.Context, paid bool) (wait time.Duration, err 
 }
 
 // try makes one attempt to post, and returns how long to wait for the next pass.
-// Of all attempts of a pass only the first is paced; paid says that it was.
+// Of all attempts of a pass only the first takes a token; paid is true if it has.
 func (u *Updater) try(ctx context.Context, paid *bool) (wait time.Duration, err error) {
 	u.alive(0)
 	ticket := u.flushed.begin()
@@ -97,13 +97,13 @@ func (u *Updater) try(ctx context.Context, paid *bool) (wait time.Duration, err 
 	return min(u.cfg.UpdateFrequency, u.report.left(now)), nil
 }
 
-// nothingToPost ends a pass that found nothing, and returns how long to wait for the
-// next one.
+// nothingToPost ends a pass that found nothing to post, and returns how long to wait for
+// the next one.
 func (u *Updater) nothingToPost(now time.Time) time.Duration {
 	u.held = false
 	u.result(nil)
 	left := u.report.left(now)
-	if left <= 0 { // there was nothing to say although it was time
+	if left <= 0 { // the period is over, and there is still nothing to post
 		return u.cfg.UpdateFrequency
 	}
 	return min(u.cfg.UpdateFrequency, left)
@@ -115,7 +115,7 @@ func (u *Updater) failing() bool {
 	return err != nil && !errors.Is(err, errNotRegistered)
 }
 
-// hold counts a change that has to wait, once.
+// hold counts a change that has to wait for a token, once.
 func (u *Updater) hold() {
 	if !u.held {
 		u.held = true
@@ -123,7 +123,7 @@ func (u *Updater) hold() {
 	}
 }
 
-// refresh reads the Node if there is doubt about the last known one.
+// refresh reads the Node if the last known one may be out of date.
 func (u *Updater) refresh(ctx context.Context) error {
 	if !u.doubt.Swap(false) {
 		return nil

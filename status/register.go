@@ -11,8 +11,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// register makes sure that the Node exists, and makes it the last known one. It
-// tries once.
+// register makes one attempt to create or find the Node, and makes it the last known one.
 func (u *Updater) register(ctx context.Context) error {
 	turn := u.sure.turn()
 	node, how, err := u.enter(ctx)
@@ -33,8 +32,8 @@ func (u *Updater) register(ctx context.Context) error {
 	return nil
 }
 
-// enter creates the Node, or finds it and mends it. It returns the Node as the
-// API server has it.
+// enter creates the Node, or finds and mends it. It returns the Node as the API server
+// has it, and "created" or "adopted".
 func (u *Updater) enter(ctx context.Context) (node *v1.Node, how string, err error) {
 	name := u.cfg.NodeName
 	if !u.mayCreate() {
@@ -45,7 +44,7 @@ func (u *Updater) enter(ctx context.Context) (node *v1.Node, how string, err err
 		case apierrors.IsNotFound(err) && u.cfg.Registrar != nil:
 			return nil, "", errDeleted
 		case apierrors.IsNotFound(err):
-			return nil, "", fmt.Errorf("get node %s: %w; who runs the node has to register it, or this is not its name (nodeName, NODE_NAME)", name, err)
+			return nil, "", fmt.Errorf("get node %s: %w; it must be registered by whatever runs the node, or its name is another (nodeName, NODE_NAME)", name, err)
 		}
 		return nil, "", fmt.Errorf("get node %s: %w", name, err)
 	}
@@ -127,13 +126,13 @@ func (u *Updater) find(ctx context.Context) (*v1.Node, error) {
 	}
 	node, unread, err := ReadNode(ctx, u.cfg.Nodes, u.cfg.NodeName)
 	if unread != nil && u.unread.changed(unread) {
-		u.log.Warn("node cannot be read; a patch that changes nothing is answered with it", "node", u.cfg.NodeName, "err", unread)
+		u.log.Warn("cannot read the node; reading it by a patch that changes nothing", "node", u.cfg.NodeName, "err", unread)
 	}
 	return node, err
 }
 
-// ReadNode reads a Node. A credential that may patch its Node but not read it gets the
-// same from a patch that changes nothing; unread is then why.
+// ReadNode reads a Node. A credential that may patch its Node but not read it reads it by
+// a patch that changes nothing; unread is then the error of the GET.
 func ReadNode(ctx context.Context, nodes Nodes, name string) (node *v1.Node, unread, err error) {
 	node, err = nodes.Get(ctx, name)
 	if !apierrors.IsForbidden(err) {

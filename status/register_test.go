@@ -52,7 +52,7 @@ func TestRegister(t *testing.T) {
 		{name: "too many requests", fail: map[string]error{"POST": apitest.ErrTooMany}, want: "POST", err: "create node node-1: " + apitest.ErrTooMany.Error()},
 		{name: "conflict, which is not that it exists", exists: adopted, fail: map[string]error{"POST": apitest.ErrConflict}, want: "POST", err: "create node node-1: " + apitest.ErrConflict.Error()},
 		{name: "down", fail: map[string]error{"POST": apitest.ErrDown}, want: "POST", err: "create node node-1: dial tcp: connection refused"},
-		{name: "not to register, and it does not exist", change: func(c *Config) { c.Registrar = nil }, want: "GET", err: `get node node-1: nodes "node-1" not found; who runs the node has to register it, or this is not its name (nodeName, NODE_NAME)`},
+		{name: "not to register, and it does not exist", change: func(c *Config) { c.Registrar = nil }, want: "GET", err: `get node node-1: nodes "node-1" not found; it must be registered by whatever runs the node, or its name is another (nodeName, NODE_NAME)`},
 		{name: "not to register, and it exists", change: func(c *Config) { c.Registrar = nil }, exists: other, want: "GET ADOPT PATCH"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -26,7 +26,7 @@ type Updater struct {
 
 	wakeup  chan struct{}
 	known   chan struct{}           // the Node became known: there is something to watch
-	sure    latch                   // open while node is known, and no check of that is asked for
+	sure    latch                   // open while node is known to exist; Recheck shuts it
 	node    atomic.Pointer[v1.Node] // last known; written by Run alone, and never changed once stored
 	doubt   atomic.Bool             // node may be out of date: read it before the next post
 	plans   atomic.Pointer[Plan]    // from the latest Change that is not in force yet
@@ -46,7 +46,7 @@ type Updater struct {
 	partial   noted // parts that could not be set
 	unread    noted
 	held      bool
-	notBefore time.Time // the API server wants to be left alone until then
+	notBefore time.Time // from the API server's Retry-After
 }
 
 // New makes an Updater. It starts no goroutine and sends nothing.
@@ -76,8 +76,8 @@ func (u *Updater) Wake() {
 	}
 }
 
-// Recheck asks for a pass now that begins with reading the Node: there is
-// reason to think that it was deleted. Owner waits until that is done. It never blocks.
+// Recheck asks for a pass now that begins with reading the Node, which may have been
+// deleted. Owner waits until that is done. It never blocks.
 func (u *Updater) Recheck() {
 	u.sure.shut()
 	u.doubt.Store(true)
@@ -86,21 +86,20 @@ func (u *Updater) Recheck() {
 
 var errNotRegistered = errors.New("node is not registered yet")
 
-// Ready returns nil once the Node is known and the latest pass went well.
+// Ready returns nil if the latest pass succeeded, and otherwise why it did not.
 func (u *Updater) Ready() error { return *u.ok.Load() }
 
-// Node returns the Node as the API server last had it, or nil. The caller must
-// not change it.
+// Node returns the last known Node, or nil. The caller must not change it.
 func (u *Updater) Node() *v1.Node { return u.node.Load() }
 
-// Posted is a patch that the API server has taken.
+// Posted is a patch that the API server accepted.
 type Posted struct {
 	Time   time.Time // of the answer
 	Reason string    // "changed" or "period"
 	Bytes  int       // of the body
 }
 
-// Posted returns the latest, the zero Posted before the first.
+// Posted returns the latest patch, the zero Posted before the first.
 func (u *Updater) Posted() Posted {
 	if last := u.last.Load(); last != nil {
 		return *last
@@ -108,10 +107,10 @@ func (u *Updater) Posted() Posted {
 	return Posted{}
 }
 
-// Owner returns a reference to the Node, for the Lease and for Events. It waits until
-// ctx ends for the Node to be known, so that the Lease follows the Node at once, and
-// for the check that Recheck has asked for, so that no Lease is made for a Node that is
-// gone. Its error satisfies apierrors.IsNotFound while there is no Node.
+// Owner returns a reference to the Node, for the Lease and for Events. Until ctx ends, it
+// waits for the Node to be known, so that the Lease follows the Node at once, and for the
+// check that Recheck asks for, so that no Lease is made for a deleted Node. While there is
+// no Node, its error satisfies apierrors.IsNotFound.
 func (u *Updater) Owner(ctx context.Context) (metav1.OwnerReference, error) {
 	err := u.sure.wait(ctx)
 	node := u.Node()
@@ -147,7 +146,7 @@ func (u *Updater) Run(ctx context.Context) error {
 			if !u.sighted(s) {
 				continue
 			}
-			if u.Node() == nil { // a controller that deletes it may do so again
+			if u.Node() == nil { // a controller that deleted it may do so again
 				wait = u.backoff.step()
 				u.alive(wait)
 				timer.Reset(wait)
@@ -181,9 +180,9 @@ func (u *Updater) Post(ctx context.Context) error {
 		return nil
 	}
 	if wait := time.Until(u.notBefore); wait > 0 {
-		return fmt.Errorf("the API server has asked to be left alone for another %s", wait.Round(time.Second))
+		return fmt.Errorf("the API server asked to retry after another %s", wait.Round(time.Second))
 	}
-	paid := true // the last post needs no token
+	paid := true // no token is left to save
 	_, err := u.try(ctx, &paid)
 	return err
 }
@@ -197,7 +196,7 @@ func (u *Updater) sighted(s sighting) bool {
 		return false
 	case s.node == nil:
 		if s.gone != node.UID {
-			return false // there has been another since
+			return false // another Node has taken its place
 		}
 		u.lost(u.lossOf())
 	case !newer(s.node.ResourceVersion, node.ResourceVersion):
@@ -208,7 +207,7 @@ func (u *Updater) sighted(s sighting) bool {
 	return true
 }
 
-// know makes a Node the last known one.
+// know sets the last known Node.
 func (u *Updater) know(node *v1.Node) {
 	u.node.Store(node)
 	u.cfg.Seen(node)
@@ -232,7 +231,7 @@ func (u *Updater) step(ctx context.Context) time.Duration {
 		return u.cfg.UpdateFrequency
 	}
 	if wait := time.Until(u.notBefore); wait > 0 {
-		return wait // whoever woke us
+		return wait // even after a wake-up
 	}
 	if u.replaced() {
 		u.lost(errReplaced)
@@ -247,8 +246,9 @@ func (u *Updater) step(ctx context.Context) time.Duration {
 			u.failed(ctx, err)
 			return max(u.backoff.step(), asked(err))
 		}
-		// One turn is for both, registration and the first status. An attempt that fails
-		// takes none: the back-off bounds those. Finding the Node of others is no write.
+		// Registration and the first status take one token together. An attempt that
+		// fails takes none: the back-off bounds those. Finding a Node that others
+		// registered is no write.
 		if u.cfg.Registrar != nil {
 			u.pace.post(time.Now())
 			paid = true

@@ -139,8 +139,8 @@ func TestBadAnswers(t *testing.T) {
 		{fault.Answer("HTML, not found", 404, kind("text/html"), page), "the answer is a page of HTML, with status 404" + foreign},
 		{fault.Answer("redirect", 302, map[string]string{"Location": "https://127.0.0.1:1/login"}, ""), "the answer is a redirect to https://127.0.0.1:1/login, with status 302" + foreign},
 		{fault.Answer("other type", 200, kind("text/plain"), `{"kind":"Node","apiVersion":"v1"}`), "the answer is of type text/plain, with status 200" + foreign},
-		{fault.Answer("another object", 200, kind("application/json"), "{}"), "the answer is not "},
-		{fault.Answer("half an object", 200, kind("application/json"), `{"kind":"Node","apiVersion":"v1","metadata":{"na`), "read the answer: "},
+		{fault.Answer("another object", 200, kind("application/json"), "{}"), "response is not "},
+		{fault.Answer("half an object", 200, kind("application/json"), `{"kind":"Node","apiVersion":"v1","metadata":{"na`), "read response: "},
 	} {
 		t.Run(test.fault.String(), func(t *testing.T) {
 			t.Parallel()

@@ -245,7 +245,7 @@ func TestForeignHeartbeat(t *testing.T) {
 	stop := n.keepRenewing("nodeprobe", 100*time.Millisecond)
 	const metric = "nodeprobe_heartbeat_foreign_writer"
 	stage.Eventually(t, metric+" is 1", func() error { return stage.Metric(a, metric, 1) })
-	r := stage.WaitLogged(t, a, "not renewing the lease: somebody else does", 0)
+	r := stage.WaitLogged(t, a, "not renewing the lease: another client does", 0)
 	if r.Level != "WARN" {
 		t.Errorf("logged at level %s: %s", r.Level, r.Line)
 	}

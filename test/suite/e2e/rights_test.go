@@ -141,8 +141,8 @@ func TestMissingPermission(t *testing.T) {
 			}
 		}
 	}
-	const read, watch, event, counted = "node cannot be read; a patch that changes nothing is answered with it", "watch of the node ended",
-		"event is not posted", "events are created again instead of counted up"
+	const read, watch, event, counted = "cannot read the node; reading it by a patch that changes nothing", "watch of the node ended",
+		"event is not posted", "events are created anew instead of counted up"
 	for _, test := range []struct {
 		mode           string
 		lacks          permission
