@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -114,12 +115,12 @@ func TestLongOutage(t *testing.T) {
 	} {
 		cost, highest, looks := monitor.between(t, phase.from, phase.to)
 		t.Logf("%s, %d looks: %s; at most %s", phase.name, looks, cost, highest)
-		if more := cost.rss - calmCost.rss; more > phase.most {
+		if more := cost["rss"] - calmCost["rss"]; more > phase.most {
 			t.Errorf("%s RSS is %d KiB more than before", phase.name, more>>10)
 		}
-		for what, n := range cost.counts() {
-			if before := most.counts()[what]; n > before+4 {
-				t.Errorf("%s: %d %s, at most %d before", phase.name, n, what, before)
+		for _, what := range counted {
+			if cost[what] > most[what]+4 {
+				t.Errorf("%s: %d %s, at most %d before", phase.name, cost[what], what, most[what])
 			}
 		}
 	}
@@ -304,53 +305,35 @@ func checkNothingTwice(t *testing.T, o *outage) {
 	}
 }
 
-// vitals is what a process that leaks has more and more of.
-type vitals struct {
-	rss, anon, file            int64 // bytes
-	goroutines, threads, files int64
-}
+// vitals is what a process that leaks has more and more of: bytes of rss, anon and file,
+// and how many goroutines, threads and open files.
+type vitals map[string]int64
 
-func (v vitals) counts() map[string]int64 {
-	return map[string]int64{"goroutines": v.goroutines, "threads": v.threads, "open files": v.files}
-}
+var counted = []string{"goroutines", "threads", "open files"}
 
 func (v vitals) String() string {
-	const mib = 1 << 20
+	mib := func(name string) float64 { return float64(v[name]) / (1 << 20) }
 	return fmt.Sprintf("RSS %.2f MiB (anonymous %.2f, files %.2f), %d goroutines, %d threads, %d open files",
-		float64(v.rss)/mib, float64(v.anon)/mib, float64(v.file)/mib, v.goroutines, v.threads, v.files)
+		mib("rss"), mib("anon"), mib("file"), v["goroutines"], v["threads"], v["open files"])
 }
 
-func readVitals(a *agent.Agent) (v vitals, err error) {
+func readVitals(a *agent.Agent) (vitals, error) {
 	s, err := footprint.Read(a.PID())
-	if err != nil {
-		return v, err
-	}
-	v.rss, v.anon, v.file = s.RSS, s.RSSAnon, s.RSSFile
-	goroutines, err := a.Metric(context.Background(), "go_goroutines")
-	if err != nil {
-		return v, err
-	}
-	v.goroutines = int64(goroutines)
-	for dir, n := range map[string]*int64{"task": &v.threads, "fd": &v.files} {
-		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/%s", a.PID(), dir))
-		if err != nil {
-			return v, err
-		}
-		*n = int64(len(entries))
-	}
-	return v, nil
+	goroutines, err2 := a.Metric(context.Background(), "go_goroutines")
+	threads, err3 := os.ReadDir(fmt.Sprintf("/proc/%d/task", a.PID()))
+	files, err4 := os.ReadDir(fmt.Sprintf("/proc/%d/fd", a.PID()))
+	return vitals{
+		"rss": s.RSS, "anon": s.RSSAnon, "file": s.RSSFile,
+		"goroutines": int64(goroutines), "threads": int64(len(threads)), "open files": int64(len(files)),
+	}, errors.Join(err, err2, err3, err4)
 }
 
 // monitor looks at a process once a second.
 type monitor struct {
 	mu  sync.Mutex // guards the rest
-	all []look
+	at  []time.Time
+	all []vitals
 	err error
-}
-
-type look struct {
-	at time.Time
-	vitals
 }
 
 func watchVitals(t *testing.T, a *agent.Agent) *monitor {
@@ -358,21 +341,15 @@ func watchVitals(t *testing.T, a *agent.Agent) *monitor {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		tick := time.NewTicker(time.Second)
-		defer tick.Stop()
-		for {
+		for t.Context().Err() == nil && m.err == nil {
 			v, err := readVitals(a)
 			m.mu.Lock()
-			m.all = append(m.all, look{time.Now(), v})
-			m.err = err
+			m.at, m.all, m.err = append(m.at, time.Now()), append(m.all, v), err
 			m.mu.Unlock()
 			select {
-			case <-tick.C:
+			case <-time.After(time.Second):
 			case <-t.Context().Done():
 			case <-a.Exited():
-			}
-			if err != nil || t.Context().Err() != nil {
-				return
 			}
 		}
 	}()
@@ -386,31 +363,23 @@ func (m *monitor) between(t *testing.T, from, to time.Time) (median, most vitals
 	t.Helper()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.err != nil {
-		t.Fatal(m.err)
-	}
-	var during []vitals
-	for _, l := range m.all {
-		if l.at.After(from) && l.at.Before(to) {
-			during = append(during, l.vitals)
+	must.OK(t, m.err)
+	values := map[string][]int64{}
+	for i, v := range m.all {
+		if m.at[i].After(from) && m.at[i].Before(to) {
+			looks++
+			for name, n := range v {
+				values[name] = append(values[name], n)
+			}
 		}
 	}
-	if len(during) == 0 {
+	if looks == 0 {
 		t.Fatalf("nobody has looked between %s and %s", from, to)
 	}
-	pick := func(field func(*vitals) *int64) {
-		values := make([]int64, len(during))
-		for i := range during {
-			values[i] = *field(&during[i])
-		}
-		slices.Sort(values)
-		*field(&median), *field(&most) = values[len(values)/2], values[len(values)-1]
+	median, most = vitals{}, vitals{}
+	for name, all := range values {
+		slices.Sort(all)
+		median[name], most[name] = all[looks/2], all[looks-1]
 	}
-	pick(func(v *vitals) *int64 { return &v.rss })
-	pick(func(v *vitals) *int64 { return &v.anon })
-	pick(func(v *vitals) *int64 { return &v.file })
-	pick(func(v *vitals) *int64 { return &v.goroutines })
-	pick(func(v *vitals) *int64 { return &v.threads })
-	pick(func(v *vitals) *int64 { return &v.files })
-	return median, most, len(during)
+	return median, most, looks
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
 var dance = flag.Bool("dance", false, "have this machine's memory, PIDs and two small filesystems dance around limits for minutes")
@@ -49,14 +50,14 @@ func needDance(t *testing.T) {
 // nothing held: whatever the kernel reports flips a condition.
 func TestLarge(t *testing.T) {
 	needDance(t)
-	s := newStage(t, agent.Config{"evictionPressureTransitionPeriod": "0s"})
+	s := newScene(t, agent.Config{"evictionPressureTransitionPeriod": "0s"})
 	s.settle((*dancer).over)
 
 	swings := make([]int, len(s.dancers))
 	begin, before := time.Now(), s.metrics()
 	ctx, cancel := context.WithTimeout(t.Context(), largeFor)
 	defer cancel()
-	must.OK(s.t, all(s.dancers, func(i int, d *dancer) (err error) {
+	must.OK(s.T, all(s.dancers, func(i int, d *dancer) (err error) {
 		swings[i], err = d.dance(ctx, d.under(), d.over())
 		return err
 	}))
@@ -93,17 +94,17 @@ func TestLarge(t *testing.T) {
 
 // overflow has the kernel report more than there is room for, while nodeprobe is
 // stopped. The last of it, which is lost, is the one that counts.
-func (s *stage) overflow() {
-	s.t.Helper()
+func (s *scene) overflow() {
+	s.T.Helper()
 	const lost = "nodeprobe_bpf_lost_events_total"
 	before := s.metrics()[lost]
-	must.OK(s.t, syscall.Kill(s.agent.PID(), syscall.SIGSTOP))
+	must.OK(s.T, syscall.Kill(s.agent.PID(), syscall.SIGSTOP))
 	one := s.dancer("nodefs.available")
-	ctx, cancel := context.WithTimeout(s.t.Context(), overflowFor)
+	ctx, cancel := context.WithTimeout(s.T.Context(), overflowFor)
 	defer cancel()
 	_, err := one.dance(ctx, one.under(), one.over())
-	must.OK(s.t, errors.Join(err, one.move(one.under())))
-	must.OK(s.t, syscall.Kill(s.agent.PID(), syscall.SIGCONT))
+	must.OK(s.T, errors.Join(err, one.move(one.under())))
+	must.OK(s.T, syscall.Kill(s.agent.PID(), syscall.SIGCONT))
 	s.settle(func(d *dancer) int64 {
 		if d == one {
 			return d.under()
@@ -113,7 +114,7 @@ func (s *stage) overflow() {
 	n := s.metrics()[lost] - before
 	fmt.Printf("RESULT flap_lost=%.0f events\n", n)
 	if n == 0 {
-		s.t.Error("no event was lost")
+		s.T.Error("no event was lost")
 	}
 }
 
@@ -122,13 +123,13 @@ func (s *stage) overflow() {
 func TestSmall(t *testing.T) {
 	needDance(t)
 	const held = 12 * time.Second // longer than until the next sample
-	s := newStage(t, agent.Config{"evictionPressureTransitionPeriod": held.String()})
+	s := newScene(t, agent.Config{"evictionPressureTransitionPeriod": held.String()})
 	s.settle((*dancer).over)
 
 	begin, before := time.Now(), s.metrics()
 	ctx, cancel := context.WithTimeout(t.Context(), smallFor)
 	defer cancel()
-	must.OK(s.t, all(s.dancers, func(_ int, d *dancer) error {
+	must.OK(s.T, all(s.dancers, func(_ int, d *dancer) error {
 		_, err := d.dance(ctx, d.limit-d.reach/2, d.within())
 		return err
 	}))
@@ -178,15 +179,15 @@ func TestSmall(t *testing.T) {
 
 // wakeups returns how many samples were taken since the metrics were read, by
 // cause, and prints what all that cost.
-func (s *stage) wakeups(what string, before map[string]float64) map[string]int {
-	s.t.Helper()
+func (s *scene) wakeups(what string, before map[string]float64) map[string]int {
+	s.T.Helper()
 	now := s.metrics()
 	delta := func(series string) float64 { return now[series] - before[series] }
 	wakeups := map[string]int{}
 	for _, cause := range []string{"tick", "near", "event", "stall", "mounts", "cgroup"} {
 		wakeups[cause] = int(delta(fmt.Sprintf("nodeprobe_sampler_wakeups_total{cause=%q}", cause)))
 	}
-	s.t.Logf("%s: %.0f posts had to wait, %.0f events lost", what,
+	s.T.Logf("%s: %.0f posts had to wait, %.0f events lost", what,
 		delta("nodeprobe_status_held_patches_total"), delta("nodeprobe_bpf_lost_events_total"))
 	fmt.Printf("RESULT flap_cpu{%s}=%.0f ms\n", what, 1000*delta("process_cpu_seconds_total"))
 	return wakeups
@@ -194,21 +195,21 @@ func (s *stage) wakeups(what string, before map[string]float64) map[string]int {
 
 // checkWakeups wants a sample for each event, and else no more than one a second,
 // apart from those that have nothing to do with limits.
-func (s *stage) checkWakeups(what string, wakeups map[string]int, events int, d time.Duration) {
-	s.t.Helper()
+func (s *scene) checkWakeups(what string, wakeups map[string]int, events int, d time.Duration) {
+	s.T.Helper()
 	n, most := wakeups["event"]+wakeups["near"]+wakeups["tick"], events+int(d/time.Second)
-	s.t.Logf("%s: samples by cause: %v", what, wakeups)
+	s.T.Logf("%s: samples by cause: %v", what, wakeups)
 	fmt.Printf("RESULT flap_wakeups{%s}=%d samples budget=%d\n", what, n, most)
 	if n > most {
-		s.t.Errorf("%d samples because of %d events in %s, want at most %d", n, events, d, most)
+		s.T.Errorf("%d samples because of %d events in %s, want at most %d", n, events, d, most)
 	}
 }
 
 // settle keeps all values where they are to stay for a while, and waits until the
 // Node agrees.
-func (s *stage) settle(to func(*dancer) int64) {
-	s.t.Helper()
-	want := map[corev1.NodeConditionType]corev1.ConditionStatus{}
+func (s *scene) settle(to func(*dancer) int64) {
+	s.T.Helper()
+	want := stage.Conditions{}
 	for _, d := range s.dancers {
 		switch {
 		case to(d) < d.limit:
@@ -221,8 +222,8 @@ func (s *stage) settle(to func(*dancer) int64) {
 	start := time.Now()
 	for {
 		// Again and again, as others move the values too.
-		must.OK(s.t, all(s.dancers, func(_ int, d *dancer) error { return d.move(to(d)) }))
-		if s.haveConditions(want) {
+		must.OK(s.T, all(s.dancers, func(_ int, d *dancer) error { return d.move(to(d)) }))
+		if want.In(s.history.Last()) {
 			break
 		}
 		rest := start
@@ -232,24 +233,24 @@ func (s *stage) settle(to func(*dancer) int64) {
 			}
 		}
 		if time.Since(rest) > wait {
-			s.t.Errorf("%s after it came to rest, conditions are not %s: %s", time.Since(rest), want, s.conditions())
+			s.T.Errorf("%s after it came to rest, conditions are not %s: %s", time.Since(rest), want, stage.Describe(s.history.Last()))
 			break
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	s.t.Logf("conditions are %s after %s", want, time.Since(start).Round(time.Millisecond))
+	s.T.Logf("conditions are %s after %s", want, time.Since(start).Round(time.Millisecond))
 }
 
 // checkDenial holds what nodeprobe said against what was.
-func (s *stage) checkDenial(what string) {
-	s.t.Helper()
+func (s *scene) checkDenial(what string) {
+	s.T.Helper()
 	var longest time.Duration
 	for condition, denied := range s.denials() {
-		s.t.Logf("%s: %s was denied for %s at most", what, condition, denied)
+		s.T.Logf("%s: %s was denied for %s at most", what, condition, denied)
 		longest = max(longest, denied)
 	}
 	fmt.Printf("RESULT flap_denied{%s}=%.3f s budget=%.0f\n", what, longest.Seconds(), noticed.Seconds())
 	if longest > noticed {
-		s.t.Errorf("a value was under its limit for %s without a condition", longest)
+		s.T.Errorf("a value was under its limit for %s without a condition", longest)
 	}
 }

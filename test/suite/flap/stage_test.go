@@ -4,7 +4,6 @@
 package flap
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -16,22 +15,19 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
-	"github.com/nodeprobe/nodeprobe/test/harness/build"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
-// stage is nodeprobe in mode own, an API server that keeps a record, and the
+// scene is nodeprobe in mode own, an API server that keeps a record, and the
 // dancers.
-type stage struct {
-	t          *testing.T
-	name       string
-	cp         *controlplane.ControlPlane
+type scene struct {
+	*stage.Node
 	agent      *agent.Agent
 	dancers    []*dancer
 	transition time.Duration
@@ -39,35 +35,23 @@ type stage struct {
 	truth      *recorder
 }
 
-func newStage(t *testing.T, config agent.Config) *stage {
+func newScene(t *testing.T, config agent.Config) *scene {
 	t.Helper()
-	cp := controlplane.StartExclusive(t, controlplane.Options{AuditLog: true})
-	binary := build.ProductForTest(t) // before there are limits: a compiler needs memory that will be back
-	s := &stage{t: t, cp: cp, name: controlplane.ObjectName(t), dancers: newDancers(t)}
-	var err error
+	// It builds the product before there are limits: a compiler needs memory that will be back.
+	s := &scene{Node: stage.New(t, controlplane.StartExclusive(t, controlplane.Options{AuditLog: true}), config), dancers: newDancers(t)}
 	s.transition = must.Get(time.ParseDuration(config["evictionPressureTransitionPeriod"].(string)))(t)
 	limits := map[string]string{}
 	for _, d := range s.dancers {
 		limits[d.signal] = strconv.FormatInt(d.limit, 10)
 	}
-	kubeconfig := must.Get(cp.NodeKubeconfig(s.name))(t)
-	s.history = nodewatch.FollowForTest(t, cp.Client(), s.name)
-	s.agent, err = agent.Start(t.Context(), agent.Spec{
-		Binary: binary, Dir: t.TempDir(), NodeName: s.name, Kubeconfig: kubeconfig,
-		Config: agent.Own().With(agent.Config{
-			"bpf": "auto", "sampleInterval": "10s", "evictionHard": agent.Hard(limits), "logLevel": "debug",
-			"enforceNodeAllocatable": []string{}, // or else there is a limit that the kernel does not watch
-			"rootDirectory":          s.dancer("nodefs.available").dir,
-			"imageDirectories":       []string{s.dancer("imagefs.inodesFree").dir},
-		}).With(config),
+	s.history = s.Follow()
+	s.Spec.Config = s.Spec.Config.With(agent.Config{
+		"bpf": "auto", "sampleInterval": "10s", "evictionHard": agent.Hard(limits), "logLevel": "debug",
+		"enforceNodeAllocatable": []string{}, // or else there is a limit that the kernel does not watch
+		"rootDirectory":          s.dancer("nodefs.available").dir,
+		"imageDirectories":       []string{s.dancer("imagefs.inodesFree").dir},
 	})
-	must.OK(t, err)
-	t.Cleanup(func() {
-		s.agent.Stop()
-		if t.Failed() {
-			s.logEvents(40)
-		}
-	})
+	s.agent = s.Start()
 	for _, d := range s.dancers {
 		capacity := s.metrics()[fmt.Sprintf("nodeprobe_signal_capacity_%s{signal=%q}", d.unit, d.signal)]
 		d.band = min(d.limit/10, int64(capacity)/100)
@@ -82,7 +66,7 @@ func newStage(t *testing.T, config agent.Config) *stage {
 	return s
 }
 
-func (s *stage) dancer(signal string) *dancer {
+func (s *scene) dancer(signal string) *dancer {
 	for _, d := range s.dancers {
 		if d.signal == signal {
 			return d
@@ -91,14 +75,14 @@ func (s *stage) dancer(signal string) *dancer {
 	panic(signal)
 }
 
-func (s *stage) stop() {
+func (s *scene) stop() {
 	s.truth.stop()
 	s.agent.Stop()
 }
 
-func (s *stage) metrics() map[string]float64 {
-	s.t.Helper()
-	return must.Get(s.agent.Metrics(s.t.Context()))(s.t)
+func (s *scene) metrics() map[string]float64 {
+	s.T.Helper()
+	return must.Get(s.agent.Metrics(s.T.Context()))(s.T)
 }
 
 // line is a line of the agent's log: what there is of all lines that matter.
@@ -110,10 +94,10 @@ type line struct {
 	Condition, Status, Level string
 }
 
-func (s *stage) log() []line {
-	s.t.Helper()
+func (s *scene) log() []line {
+	s.T.Helper()
 	var lines []line
-	for _, r := range s.records() {
+	for _, r := range stage.Logged(s.T, s.agent, "") {
 		var l line
 		if json.Unmarshal([]byte(r.Line), &l) == nil {
 			lines = append(lines, l)
@@ -122,24 +106,9 @@ func (s *stage) log() []line {
 	return lines
 }
 
-func (s *stage) records() []agent.Record {
-	s.t.Helper()
-	return must.Get(s.agent.Log())(s.t)
-}
-
-func (s *stage) logEvents(n int) {
-	var last []string
-	for _, r := range s.records() {
-		if r.Msg == "kernel event" || r.Msg == "condition changed" || r.Level == "WARN" {
-			last = append(last, r.Line)
-		}
-	}
-	s.t.Logf("nodeprobe's last lines:\n%s", strings.Join(last[max(0, len(last)-n):], "\n"))
-}
-
 // events counts the crossings that the kernel reported, by signal.
-func (s *stage) events(begin, end time.Time) map[string]int {
-	s.t.Helper()
+func (s *scene) events(begin, end time.Time) map[string]int {
+	s.T.Helper()
 	counts := map[string]int{}
 	var watched []string
 	for _, l := range s.log() {
@@ -154,8 +123,8 @@ func (s *stage) events(begin, end time.Time) map[string]int {
 	return counts
 }
 
-func (s *stage) ended(begin, end time.Time) (n int) {
-	s.t.Helper()
+func (s *scene) ended(begin, end time.Time) (n int) {
+	s.T.Helper()
 	for _, l := range s.log() {
 		if l.Msg == "condition changed" && l.Status == string(corev1.ConditionFalse) && l.Time.After(begin) && l.Time.Before(end) {
 			n++
@@ -165,46 +134,20 @@ func (s *stage) ended(begin, end time.Time) (n int) {
 }
 
 // patches returns when the API server got patches of the Node's status.
-func (s *stage) patches(begin, end time.Time) []time.Time {
-	s.t.Helper()
-	events := must.Get(s.cp.AuditEvents())(s.t)
-	var times []time.Time
-	for _, e := range events {
-		ours := e.Verb == "patch" && e.ObjectRef.Resource == "nodes" && e.ObjectRef.Name == s.name
-		if ours && e.RequestReceivedTimestamp.After(begin) && e.RequestReceivedTimestamp.Before(end) {
+func (s *scene) patches(begin, end time.Time) (times []time.Time) {
+	s.T.Helper()
+	for _, e := range stage.Writes(s.T, s.CP, "nodeprobe", begin).Of("patch nodes/status") {
+		if e.RequestReceivedTimestamp.Before(end) {
 			times = append(times, e.RequestReceivedTimestamp)
 		}
 	}
 	return times
 }
 
-func (s *stage) node() *corev1.Node {
-	s.t.Helper()
-	return cmp.Or(s.history.Last(), &corev1.Node{})
-}
-
-func (s *stage) haveConditions(want map[corev1.NodeConditionType]corev1.ConditionStatus) bool {
-	node := s.node()
-	for condition, status := range want {
-		if !nodewatch.Has(condition, status)(node) {
-			return false
-		}
-	}
-	return true
-}
-
-func (s *stage) conditions() string {
-	var parts []string
-	for _, c := range s.node().Status.Conditions {
-		parts = append(parts, fmt.Sprintf("%s=%s since %s", c.Type, c.Status, c.LastTransitionTime.Format(metav1.RFC3339Micro)))
-	}
-	return strings.Join(parts, ", ")
-}
-
 // denials returns, by dancer, for how long at most its value was under its limit
 // and nodeprobe said False.
-func (s *stage) denials() map[string]time.Duration {
-	s.t.Helper()
+func (s *scene) denials() map[string]time.Duration {
+	s.T.Helper()
 	said := map[string][]verdict{}
 	for _, l := range s.log() {
 		if l.Msg == "condition changed" {
@@ -220,7 +163,7 @@ func (s *stage) denials() map[string]time.Duration {
 }
 
 // passages counts what the value of a dancer really did.
-func (s *stage) passages(i int, begin, end time.Time) int {
+func (s *scene) passages(i int, begin, end time.Time) int {
 	var truth []reading
 	for _, r := range s.truth.copy(i) {
 		if r.at.After(begin) && r.at.Before(end) {
@@ -234,7 +177,7 @@ func (s *stage) passages(i int, begin, end time.Time) int {
 }
 
 // lastUnder returns when the value of a dancer was last under its limit.
-func (s *stage) lastUnder(i int) time.Time {
+func (s *scene) lastUnder(i int) time.Time {
 	for _, r := range slices.Backward(s.truth.copy(i)) {
 		if r.value < s.dancers[i].limit {
 			return r.at
