@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -204,15 +205,17 @@ func TestGuessEndsWithTheHash(t *testing.T) {
 }
 
 // The same with the toolkit and real hashes: hundreds of clients guess at a server, and a
-// scraper that begins meanwhile, at an address of its own, is let in.
+// scraper that begins meanwhile, at an address of its own, is let in. However many guess at
+// an address, one password a second is hashed.
 func TestGuessersOfToolkit(t *testing.T) {
 	hash, err := bcrypt.GenerateFromPassword([]byte("secret"), bcrypt.DefaultCost)
 	if err != nil {
 		t.Fatal(err)
 	}
 	s := gated(t, webFiles(t, fmt.Sprintf("basic_auth_users:\n  alice: %s\n", bytes.TrimSpace(hash)), nil))
-	stop := make(chan struct{})
+	begin, stop := time.Now(), make(chan struct{})
 	var guessers sync.WaitGroup
+	var hashed atomic.Int64
 	for i := range 300 {
 		client := clientFrom("127.0.0.66")
 		guessers.Go(func() {
@@ -231,17 +234,24 @@ func TestGuessersOfToolkit(t *testing.T) {
 				req.SetBasicAuth("alice", fmt.Sprint("wrong", i, n))
 				if resp, err := client.Do(req); err == nil { // or it was evicted
 					resp.Body.Close()
+					if resp.StatusCode == http.StatusUnauthorized {
+						hashed.Add(1)
+					}
 				}
 				time.Sleep(10 * time.Millisecond)
 			}
 		})
 	}
-	defer guessers.Wait()
-	defer close(stop)
 	for range 5 {
 		resp, body, err := visit(t, s.URL()+"metrics", "alice", "secret", nil)
 		if err != nil || resp.StatusCode != http.StatusOK {
 			t.Errorf("%v %q %v", resp, body, err)
 		}
+	}
+	eventually(t, "a second guess is hashed", func() bool { return hashed.Load() >= 2 })
+	close(stop)
+	guessers.Wait()
+	if limit := int64(time.Since(begin)/guessPause) + 1; hashed.Load() > limit {
+		t.Errorf("%d guesses from one address were hashed, want %d at most", hashed.Load(), limit)
 	}
 }
