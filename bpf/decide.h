@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The decisions and the arithmetic, without anything that only a kernel under
- * pressure has: a test drives these functions from a syscall program.
+ * The decisions and the arithmetic, without anything that only exists in a kernel
+ * under pressure: a test calls these functions from a syscall program.
  */
 #ifndef NODEPROBE_DECIDE_H
 #define NODEPROBE_DECIDE_H
@@ -12,12 +12,12 @@
 #define NSEC_PER_USEC 1000ULL
 #define NSEC_PER_MSEC 1000000ULL
 
-/* While all is well: a crossing is noticed half the shorter period late on
- * average, when the timer ticks that often; none is looked for more seldom than
- * the longer one. */
+/* Without pressure: when the timer ticks at the shorter period, a crossing is
+ * noticed half of that late on average. The timer never sleeps longer than the
+ * longer one. */
 #define PERIOD_MIN (500 * NSEC_PER_USEC)
 #define PERIOD_MAX (1000 * NSEC_PER_MSEC)
-/* Under pressure: the release is less urgent, but must not take a second. */
+/* Under pressure: its end is less urgent, but must not be a second late. */
 #define RELEASE_MIN (10 * NSEC_PER_MSEC)
 #define RELEASE_MAX (100 * NSEC_PER_MSEC)
 
@@ -27,8 +27,8 @@ static __always_inline bool is(u64 edges)
 }
 
 /*
- * Two thresholds, so that a value that dances between them is no news. They may
- * be equal.
+ * Two thresholds, so that a value that moves between them causes no events. They
+ * may be equal.
  */
 static __always_inline bool crosses(const struct want *want, bool pressure, s64 value)
 {
@@ -46,7 +46,7 @@ static __always_inline u64 until_crossing(const struct want *want, bool pressure
 	s64 distance = pressure ? want->above - value : value - want->below;
 	u64 ns;
 
-	/* task_newtask sees to that by itself. */
+	/* task_newtask notices that by itself. */
 	if (want->figure == FIGURE_PIDS && !pressure)
 		return max;
 	if (distance <= 0)
@@ -79,7 +79,7 @@ static __always_inline s64 not_negative(s64 v)
 	return v < 0 ? 0 : v;
 }
 
-/* Half of what could be dropped is taken to be in use, up to the watermark. */
+/* Half of what could be dropped counts as in use, up to the watermark. */
 static __always_inline s64 droppable(s64 pages, s64 low)
 {
 	s64 half = (u64)pages >> 1;

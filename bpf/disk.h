@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * What is free on an ext4 filesystem: the counters that statfs sums up, without
- * the shares that the CPUs have not handed in.
+ * what the CPUs have not added to them yet.
  *
- * Nothing keeps the filesystem mounted for our sake. Its structures may go away
- * at any time, and reading what is no longer there gives an error or garbage,
- * never a fault: bpf_probe_read_kernel sees to that. So first comes the reading
- * and then the check whether it was still of the filesystem that was asked for.
+ * Nothing here keeps the filesystem mounted. Its structures may be freed at any
+ * time, and reading freed memory gives an error or garbage, never a fault, as it
+ * is done by bpf_probe_read_kernel. So it is read first, and then checked whether
+ * it still belonged to the filesystem that was asked for.
  */
 #ifndef NODEPROBE_DISK_H
 #define NODEPROBE_DISK_H
@@ -22,7 +22,7 @@
  * sets SB_RDONLY as well with errors=remount-ro, but not since 6.12, nor in the
  * stable releases of that time), it is in emergency mode (6.15), or it is shut
  * down (its disk was pulled). The latter two are numbers of bits in s_ext4_flags,
- * whose enum has no name to ask the kernel by; they never meant anything else.
+ * whose enum has no name to look up in BTF; they never meant anything else.
  */
 #define JBD2_ABORT 2UL
 #define EXT4_SHUTDOWN (1UL << 1)
@@ -42,7 +42,7 @@ static __always_inline struct super_block *super_block_of(u32 fd)
 	return BPF_CORE_READ(file, f_inode, i_sb);
 }
 
-/* ext2 has the same magic number, and a driver of its own that may serve it. */
+/* ext2 has the same magic number, and possibly a driver of its own. */
 static __always_inline bool is_ext4(struct super_block *sb)
 {
 	const char *type = BPF_CORE_READ(sb, s_type, name);
@@ -53,8 +53,8 @@ static __always_inline bool is_ext4(struct super_block *sb)
 	       name[2] == 't' && name[3] == '4' && !name[4];
 }
 
-/* A mounted filesystem has a root; unmounting takes that away before anything
- * else. And what comes to lie at the same address has not all of this. */
+/* A mounted filesystem has a root; unmounting removes that before anything else.
+ * And another object at the same address would not match all of this. */
 static __always_inline bool same_filesystem(const struct watch *w)
 {
 	struct super_block *sb = w->sb;

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Kind says what an Event is about.
+// Kind is the kind of an Event.
 type Kind uint8
 
 // The kinds. All but OOMKill are about a Watch.
@@ -37,18 +37,17 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind(%d)", uint8(k))
 }
 
-// Scope is which memory ran out.
+// Scope is the memory that ran out.
 type Scope uint8
 
 const (
-	// ScopeUnknown means that the task which called the OOM killer had not
-	// tried to reclaim memory while we watched, or that the signal Reclaim is
-	// missing.
+	// ScopeUnknown means that the task which invoked the OOM killer had not tried
+	// to reclaim memory since Open, or that the signal Reclaim is not attached.
 	ScopeUnknown Scope = iota
-	// ScopeNode is the memory of the node: the victim was the worst of all.
+	// ScopeNode is the memory of the node: the victim had the worst score of all.
 	ScopeNode
-	// ScopeCgroup is the limit of a memory cgroup that the victim is in. Not
-	// necessarily that of Event.CgroupID: it may be one above.
+	// ScopeCgroup is the limit of a memory cgroup that the victim is in:
+	// Event.CgroupID or one above.
 	ScopeCgroup
 )
 
@@ -65,33 +64,32 @@ func (s Scope) String() string {
 	return fmt.Sprintf("scope(%d)", uint8(s))
 }
 
-// Event is something that the kernel reported by itself.
+// Event is reported by a program in the kernel.
 type Event struct {
 	Kind Kind
 	// Time is when it happened.
 	Time time.Time
-	// Seq numbers the OOM kills from 1, and the edges of each kind of each watch
-	// as Edges does. A gap is a loss, see Counters.Lost.
+	// Seq numbers the OOM kills from 1, and the edges of each kind of each watch as
+	// Edges does. A gap means lost events, see Counters.Lost.
 	Seq uint64
 
-	// Watch is the index of the Watch, for all kinds but OOMKill; so is what
-	// follows.
+	// Watch is the index of the Watch. It, On and Value are for all kinds but
+	// OOMKill.
 	Watch int
-	// On says that it began with the event; else it ended.
+	// On reports whether the condition began; else it ended.
 	On bool
 	// Value is the figure at that moment.
 	Value int64
 	// Limit is the threshold that it crossed, for Crossing.
 	Limit int64
 
-	// PID is the victim's process ID in the initial PID namespace, for OOMKill;
-	// so is what follows. Where the kernel only tells a thread ID (before 6.9,
-	// and not in newer releases of the long-term series), it is that of the main
-	// thread in all likelihood, and CgroupID and Comm are empty.
+	// PID is the victim's process ID in the initial PID namespace. It and the
+	// following fields are for OOMKill. If the kernel only passes a thread ID (before
+	// 6.9, except in later long-term releases), it is most likely that of the main
+	// thread, and CgroupID and Comm are empty.
 	PID uint32
-	// CgroupID identifies the victim's memory cgroup: it is the inode number of
-	// its directory, in the memory hierarchy if there is one (cgroup v1). 0 if
-	// the kernel does not tell.
+	// CgroupID is the inode number of the directory of the victim's memory cgroup, in
+	// the memory hierarchy on cgroup v1. 0 if it is not known.
 	CgroupID uint64
 	// Comm is the name of the victim's main thread, padded with zeros.
 	Comm  [16]byte
@@ -104,17 +102,16 @@ func (e *Event) Name() string {
 	return string(name)
 }
 
-// The sizes of struct event and struct edge in totals.h, whose layouts decode
-// knows. Both have the kind in the same place.
+// The sizes of struct event and struct edge in totals.h. Both have the kind at the same
+// offset.
 const (
 	eventSize = 48
 	edgeSize  = 40
 )
 
-// decode fills e from a record of the ring buffer. The record's time is what
-// CLOCK_MONOTONIC read then, in nanoseconds; now and monotonic are one moment
-// by both clocks. It also returns the epoch of what is watched. e is not touched
-// if there is an error.
+// decode fills e from a record of the ring buffer, and returns the epoch of the watches.
+// The record's time is by CLOCK_MONOTONIC, in nanoseconds; now and monotonic are one
+// moment by both clocks. After an error e is unchanged.
 func (e *Event) decode(record []byte, now time.Time, monotonic int64) (epoch uint16, err error) {
 	if len(record) < edgeSize {
 		return 0, fmt.Errorf("decode event: only %d bytes", len(record))

@@ -16,17 +16,16 @@ import (
 // withoutBPF ends every Remedy: it always helps.
 const withoutBPF = "or run without BPF (bpf: off)"
 
-// environment is what decides whether this process can use BPF at all. The
-// kernel answers EPERM to nearly everything, so that the reason must be looked
-// for here.
+// environment decides whether this process can use BPF at all. The kernel returns EPERM
+// for nearly everything, so the reason has to be found here.
 type environment struct {
 	// release is the kernel's, as in uname -r.
 	release string
 	// caps are the effective capabilities, one bit each.
 	caps uint64
-	// userNamespace says that they only hold in a user namespace.
+	// userNamespace reports whether they only hold in a user namespace.
 	userNamespace bool
-	// seccomp says that a filter is in force.
+	// seccomp reports whether a filter is in force.
 	seccomp bool
 	// lockdown is "none", "integrity", "confidentiality", or "" if not known.
 	lockdown string
@@ -38,8 +37,8 @@ type environment struct {
 // (PROC_USER_INIT_INO).
 const initialUserNamespace = 0xEFFFFFFD
 
-// readEnvironment looks at the process and the kernel. What it cannot find out
-// it leaves at zero.
+// readEnvironment examines the process and the kernel. What it cannot find out stays
+// zero.
 func readEnvironment() environment {
 	var env environment
 	var uname unix.Utsname
@@ -63,11 +62,10 @@ func readEnvironment() environment {
 	return env
 }
 
-// raiseMemlock lifts RLIMIT_MEMLOCK, which the memory of BPF counts towards
-// before Linux 5.11. It needs CAP_SYS_RESOURCE, and is of no use later: an error
-// only matters if loading fails as well. cilium's package rlimit would do the
-// same, but makes bpf(2) calls at every start of the program, also when BPF is
-// turned off.
+// raiseMemlock raises RLIMIT_MEMLOCK, which BPF memory counts towards before Linux 5.11.
+// It needs CAP_SYS_RESOURCE, and an error only matters if loading fails as well. cilium's
+// package rlimit would do the same, but makes bpf(2) calls at every start of the program,
+// even if BPF is turned off.
 func raiseMemlock() error {
 	infinite := unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY}
 	return os.NewSyscallError("setrlimit", unix.Setrlimit(unix.RLIMIT_MEMLOCK, &infinite))
@@ -97,9 +95,8 @@ func (env environment) missingCaps() []string {
 	return missing
 }
 
-// explain turns an error of loading or attaching into the one to show, and what
-// would mend it. A refusal for want of permission loses the library's guess at
-// the reason, which is RLIMIT_MEMLOCK in all cases.
+// explain turns an error of loading or attaching into the one to show, and a remedy. It
+// drops the library's guess at the reason for EPERM, which is always RLIMIT_MEMLOCK.
 func (env environment) explain(err error) (error, string) {
 	refused := errors.Is(err, unix.EPERM)
 	brief := err
@@ -143,7 +140,7 @@ func (env environment) explain(err error) (error, string) {
 // remedyNoTypes is the remedy for kernel types that cannot be read from path.
 func (env environment) remedyNoTypes(path string) string {
 	if path != "" {
-		return fmt.Sprintf("have %s describe kernel %s or leave it out, %s", path, env.release, withoutBPF)
+		return fmt.Sprintf("replace %s by a BTF file for kernel %s, leave it out, %s", path, env.release, withoutBPF)
 	}
 	return fmt.Sprintf("use a kernel built with CONFIG_DEBUG_INFO_BTF (%s shows no %s), %s", env.release, kernelBTF, withoutBPF)
 }

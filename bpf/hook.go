@@ -1,21 +1,21 @@
 package bpf
 
-// Hook is one program of ours and the place in the kernel where it belongs.
+// Hook is a program and the place in the kernel where it is attached.
 type Hook struct {
-	// Signal is what the program contributes to.
+	// Signal is the signal that the program is part of.
 	Signal Signal
 	// Name is the program type and the tracepoint, such as
 	// "tp_btf/task_newtask"; or "bpf_timer/tick".
 	Name string
-	// Attached says that the program runs.
+	// Attached reports whether the program is attached.
 	Attached bool
-	// Err is why it does not; nil if Attached. It wraps ErrDisabled,
+	// Err is why it is not; nil if Attached. It wraps ErrDisabled,
 	// errors.ErrUnsupported (the kernel or the architecture lacks something),
-	// os.ErrPermission, os.ErrNotExist (no kernel BTF), or what the kernel
-	// said. "%+v" prints the whole log where the verifier refused.
+	// os.ErrPermission, os.ErrNotExist (no kernel BTF), or the kernel's error. "%+v"
+	// prints the whole log of the verifier.
 	Err error
-	// Remedy is what a person can do about Err, as a sentence without a full
-	// stop; "" if Attached.
+	// Remedy is what an operator can do about Err, without a full stop; "" if
+	// Attached.
 	Remedy string
 }
 
@@ -24,12 +24,11 @@ type program struct {
 	signal Signal
 	// name is that of the program, and of the tracepoint that it is written for.
 	name string
-	// timer is the name of the function that the program has a timer call
-	// instead, if any.
+	// timer is the function that a timer calls, for a program without a tracepoint.
 	timer string
-	// needs says where the tracepoint or timer exists.
+	// needs is the kernel that has the tracepoint or timer.
 	needs string
-	// instead is the program to use where it does not.
+	// instead is the program for kernels without it.
 	instead string
 }
 

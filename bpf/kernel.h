@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * The kernel's types, as far as nodeprobe.bpf.c looks into them. Written by
- * hand instead of generated: a generated vmlinux.h is 2.8 MB of one kernel's
- * accidents, and it hides which fields we depend on.
+ * The kernel's types, as far as nodeprobe.bpf.c uses them. Written by hand: a
+ * generated vmlinux.h is 2.8 MB of one kernel's details, and it hides which
+ * fields this depends on.
  *
  * preserve_access_index makes clang record each access by name, and the loader
- * patches in the offset that the running kernel's BTF gives (CO-RE). So the
- * order of the fields here, and what lies between them, is of no consequence.
+ * patches in the offset from the running kernel's BTF (CO-RE). So the order of the
+ * fields here, and what is between them, does not matter.
  */
 #ifndef NODEPROBE_KERNEL_H
 #define NODEPROBE_KERNEL_H
@@ -89,7 +89,7 @@ struct task_struct {
 	char comm[16];
 };
 
-/* What memory.h looks into. */
+/* What memory.h uses. */
 
 typedef struct {
 	long counter;
@@ -130,7 +130,7 @@ struct mem_cgroup {
 	struct mem_cgroup_per_node *nodeinfo[1];
 };
 
-/* What disk.h looks into. */
+/* What disk.h uses. */
 
 struct file_system_type {
 	const char *name;
@@ -187,7 +187,7 @@ struct request {
 
 #pragma clang attribute pop
 
-/* The values differ from kernel to kernel; bpf_core_enum_value asks for them. */
+/* The values differ between kernels; bpf_core_enum_value looks them up. */
 enum cgroup_subsys_id {
 	memory_cgrp_id,
 };

@@ -15,12 +15,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// kernel is what Open loaded.
+// kernel is what Open loaded into the kernel.
 type kernel struct {
 	collections []*ebpf.Collection
 	events      *ringbuf.Reader
 	record      ringbuf.Record
-	// totals is mapped into our memory, and stays so after close.
+	// totals is mapped into this process, and stays so after close.
 	totals *ebpf.Variable
 
 	// mu guards what follows.
@@ -30,7 +30,7 @@ type kernel struct {
 	timer    timer
 }
 
-// attached is a program that runs.
+// attached is an attached program.
 type attached struct {
 	program
 	kernel *ebpf.Program
@@ -46,7 +46,7 @@ func (s *Sensor) load(opts Options) {
 	s.loadSpec(opts, spec)
 }
 
-// loadSpec is load with the programs as an argument, for tests to tamper with.
+// loadSpec is load with the programs as an argument, for tests to modify.
 func (s *Sensor) loadSpec(opts Options, spec *ebpf.CollectionSpec) {
 	env := readEnvironment()
 	env.memlock = raiseMemlock()
@@ -61,7 +61,7 @@ func (s *Sensor) loadSpec(opts Options, spec *ebpf.CollectionSpec) {
 		maps: make(map[string]*ebpf.Map),
 		opts: ebpf.CollectionOptions{Cache: cache, Programs: ebpf.ProgramOptions{KernelTypes: types}},
 	}
-	// Many kernels have ext4 as a module, and its types apart from their own.
+	// In many kernels ext4 is a module, with BTF of its own.
 	if opts.BTF == "" {
 		if ext4, err := cache.Module("ext4"); err == nil {
 			l.opts.Programs.ExtraRelocationTargets = []*btf.Spec{ext4}
@@ -118,7 +118,7 @@ func (k *kernel) attach(l *loader, progs []program) (err error) {
 		coll.Close()
 	}()
 
-	// Before the programs that fill it, which are of several signals.
+	// Before the programs that fill it, which belong to several signals.
 	if ring := coll.Maps[nodeprobeMapEvents]; ring != nil && k.events == nil {
 		if events, err = ringbuf.NewReader(ring); err != nil {
 			return fmt.Errorf("open ring buffer: %w", err)
@@ -161,7 +161,7 @@ func (k *kernel) counters() Counters {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err := k.totals.Get(&k.read); err != nil {
-		// The sizes agree, and memory that is mapped can be read.
+		// Cannot fail: the sizes agree, and mapped memory can be read.
 		panic(err)
 	}
 	t := &k.read

@@ -12,15 +12,15 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// kernelBTF is where the kernel shows its own types (Linux 5.4).
+// kernelBTF has the kernel's own types (Linux 5.4).
 const kernelBTF = "/sys/kernel/btf/vmlinux"
 
-// reclaimsPerCPU is how many threads per CPU can be followed through reclaim.
-// The LRU hash hands its entries out to the CPUs 128 at a time, and a CPU that
-// finds none left takes one that is in use elsewhere.
+// reclaimsPerCPU is how many threads per CPU can be tracked through reclaim. The LRU hash
+// gives its entries to the CPUs 128 at a time, and a CPU that finds none left evicts one
+// in use elsewhere.
 const reclaimsPerCPU = 256
 
-// kernelTypes reads the kernel's types from path, or where the kernel has them.
+// kernelTypes reads the kernel's types from path, or from kernelBTF if that is "".
 func kernelTypes(path string, cache *btf.Cache) (*btf.Spec, error) {
 	if path != "" {
 		types, err := btf.LoadSpec(path)
@@ -29,8 +29,8 @@ func kernelTypes(path string, cache *btf.Cache) (*btf.Spec, error) {
 		}
 		return types, nil
 	}
-	// Without this file the cache would search the disk for a vmlinux, in vain:
-	// a kernel that has no BTF attaches nothing by it.
+	// Without this file the cache would search the disk for a vmlinux, in vain: a
+	// kernel without BTF attaches none of the programs.
 	if _, err := os.Stat(kernelBTF); err != nil {
 		return nil, fmt.Errorf("read kernel types: %w", err)
 	}
@@ -41,18 +41,18 @@ func kernelTypes(path string, cache *btf.Cache) (*btf.Spec, error) {
 	return types, nil
 }
 
-// loader loads the programs signal by signal. To load all of them at once and
-// again without those that fail would be no faster, as the costly part, the
-// kernel's types, is decoded once for all (CollectionOptions.Cache).
+// loader loads the programs signal by signal. Loading all at once, and again without
+// those that fail, would be no faster: the costly part, the kernel's types, is decoded
+// only once (CollectionOptions.Cache).
 type loader struct {
 	spec *ebpf.CollectionSpec
 	opts ebpf.CollectionOptions
-	// maps holds the maps that are loaded, to be shared by the signals.
+	// maps are the maps loaded so far, which the signals share.
 	maps map[string]*ebpf.Map
 }
 
-// choose returns the programs of a signal that suit the kernel, and one whose
-// tracepoint or timer is missing, if any.
+// choose returns the programs of a signal for this kernel, and one whose tracepoint or
+// timer is missing, if any.
 func (l *loader) choose(signal Signal) (chosen []program, missing *program) {
 	for _, p := range programs() {
 		if p.signal != signal {
@@ -80,8 +80,8 @@ func (l *loader) traces(name string) bool {
 	return err == nil
 }
 
-// tracepoint returns the type of the functions that can be attached to a
-// tracepoint. Their first parameter is not the tracepoint's.
+// tracepoint returns the type of the functions that can be attached to a tracepoint.
+// Their first parameter is not one of the tracepoint.
 func tracepoint(types *btf.Spec, name string) (*btf.FuncProto, error) {
 	var typedef *btf.Typedef
 	if err := types.TypeByName("btf_trace_"+name, &typedef); err != nil {
@@ -95,8 +95,8 @@ func tracepoint(types *btf.Spec, name string) (*btf.FuncProto, error) {
 	return nil, fmt.Errorf("%v is no pointer to a function", typedef)
 }
 
-// victimIsTask reports whether the tracepoint mark_victim passes a pointer to
-// the victim (else its thread ID).
+// victimIsTask reports whether the tracepoint mark_victim passes a pointer to the
+// victim's task, not its thread ID.
 func victimIsTask(types *btf.Spec) (bool, error) {
 	proto, err := tracepoint(types, "mark_victim")
 	if err != nil {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * The node's memory, summed over the NUMA nodes as /proc/meminfo is. The kernel's
- * own sums (vm_zone_stat, vm_node_stat) cannot be had: their addresses are not in
- * its BTF, and in kallsyms only with KALLSYMS_ALL.
+ * own sums (vm_zone_stat, vm_node_stat) are out of reach: their addresses are not
+ * in its BTF, and in kallsyms only with KALLSYMS_ALL.
  */
 #ifndef NODEPROBE_MEMORY_H
 #define NODEPROBE_MEMORY_H
@@ -47,8 +47,8 @@ static __always_inline struct cgroup_subsys_state *memory_css(struct task_struct
 
 /*
  * Any node that the current task's memory cgroup has had memory on. The length
- * of nodeinfo is not known, so that what is found must prove itself: each zone
- * points back at its node.
+ * of nodeinfo is not known, so the result is verified: each zone points back at
+ * its node.
  */
 static __always_inline struct pglist_data *some_node(void)
 {
@@ -88,7 +88,7 @@ static __always_inline void find_zones(struct zonelist *list)
 		nodes[i] = node == last ? 0 : node;
 		last = node;
 	}
-	/* More than there is room for: no figure is better than half a figure. */
+	/* More than fit here: no figure is better than half a figure. */
 	num_zones = 0;
 }
 

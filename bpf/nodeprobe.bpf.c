@@ -4,9 +4,9 @@
 /*
  * The kernel-side programs of nodeprobe. All but one are BTF tracepoint programs
  * (tp_btf, Linux 5.5), named after their tracepoint: of all ways to attach, this
- * one is both cheap and refused by no kernel that has BPF and BTF. The one is in
- * tick.h, with a timer. They count and compare, and tell user space of few
- * things: an OOM kill, a level that crosses a threshold.
+ * one is both cheap and refused by no kernel that has BPF and BTF. The exception is
+ * in tick.h, with a timer. They count and compare, and only report to user space
+ * OOM kills and levels that cross a threshold.
  *
  * Arguments that no program uses are not declared, because kernels add to them
  * and change their types.
@@ -34,7 +34,7 @@ int BPF_PROG(task_newtask, struct task_struct *task)
 	if (!initial_pid_ns)
 		initial_pid_ns = ns;
 	/* Of two CPUs the later store wins, which may be the older figure; the
-	 * next fork or release mends that. */
+	 * next fork or release corrects that. */
 	counters.tasks = allocated;
 	add(forks, 1);
 	if (pids_limit && allocated > pids_limit)
@@ -46,8 +46,8 @@ int BPF_PROG(task_newtask, struct task_struct *task)
  * A task is counted out here and not in sched_process_exit, which runs before
  * the PID is released (a zombie still holds one): that count would be too high
  * by the task itself, and stay so until the next fork. It would also be a third
- * program per task, at about 60 ns, for what this one knows as well. The price
- * is that RCU calls this some milliseconds late. By now the task has no
+ * program per task, at about 60 ns, for the same knowledge. The price is that RCU
+ * calls this some milliseconds late. By now the task has no
  * thread_pid any more, hence initial_pid_ns.
  */
 SEC("tp_btf/sched_process_free")
@@ -68,9 +68,9 @@ struct event *event_type __attribute__((unused));
 struct edge *edge_type __attribute__((unused));
 
 /*
- * Kernels before 6.9 pass mark_victim the victim's thread id instead of its
- * task (stable ones have either). User space looks it up and sets this before
- * loading, and then the verifier only sees the branch that suits the kernel.
+ * Kernels before 6.9 pass mark_victim the victim's thread ID instead of its
+ * task (stable releases differ). User space finds out which and sets this before
+ * loading, so that the verifier only sees the branch for this kernel.
  */
 const volatile bool victim_is_task = true;
 
@@ -158,17 +158,17 @@ int BPF_PROG(block_rq_error)
 
 /*
  * The same for older kernels, at the price of a run per request. The conditions
- * are those of block_rq_error: commands passed through for user space, such as
- * by smartctl, may fail at will; and so may whatever asked for quiet.
+ * are those of block_rq_error: it ignores commands passed through from user space,
+ * such as smartctl's, and requests marked quiet.
  */
 #define REQ_OP_MASK 0xff
 #define REQ_OP_PASSTHROUGH_FIRST 32 /* SCSI_IN; DRV_IN is 34 */
 #define REQ_OP_PASSTHROUGH_LAST 35  /* DRV_OUT */
 
 /*
- * RQF_QUIET as it was before block_rq_error came. Later kernels have moved it,
- * and no enum of one name in all of them tells where to. A variable for the
- * tests, which run this on those too.
+ * RQF_QUIET as it was before block_rq_error existed. Later kernels moved it, and
+ * have no enum of one name to look it up by. A variable, as the tests run this on
+ * those kernels too.
  */
 const volatile u32 rqf_quiet = 1 << 11;
 

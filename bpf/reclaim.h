@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * How long tasks are held up by having to free memory themselves, and what for.
- * Inline functions, so that a test can drive them from a syscall program: a
- * test machine cannot be made to run out of memory as a whole.
+ * How long tasks stall on direct reclaim, and for which memory. Inline functions,
+ * so that a test can call them from a syscall program: a test machine must not
+ * run out of memory as a whole.
  */
 #ifndef NODEPROBE_RECLAIM_H
 #define NODEPROBE_RECLAIM_H
@@ -15,9 +15,9 @@ struct reclaim {
 };
 
 /*
- * By thread. Hash instead of task storage: its memory is there from the start,
- * and this runs where there is none to be had. LRU: nobody tidies up after a
- * thread that exits. User space sets max_entries to suit the number of CPUs.
+ * By thread. A hash, not task storage: its memory is allocated in advance, and
+ * this runs when none is free. LRU: nothing removes the entry of a thread that
+ * exits. User space sets max_entries by the number of CPUs.
  */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -42,7 +42,7 @@ static __always_inline void reclaim_begin(u64 scope)
 	bpf_map_update_elem(&reclaims, &tid, &first, BPF_ANY);
 }
 
-/* Returns the time since reclaim_begin; 0 if that was before we were attached. */
+/* Returns the time since reclaim_begin; 0 if that ran before Open. */
 static __always_inline u64 reclaim_end(u64 scope)
 {
 	u32 tid = bpf_get_current_pid_tgid();
@@ -77,10 +77,10 @@ static __always_inline void cgroup_reclaim_end(void)
 }
 
 /*
- * What the current task last tried to free memory for. The OOM killer runs in
- * the task that could not get memory, right after its last attempt at reclaim,
- * so in there this is what the victim dies for. Only a kill by hand (SysRq f)
- * comes without.
+ * What the current task last reclaimed memory for. The OOM killer runs in the
+ * task that could not get memory, right after its last attempt at reclaim, so
+ * there this is the memory that the victim is killed for. Only a kill by hand
+ * (SysRq f) has none.
  */
 static __always_inline u64 reclaim_scope(void)
 {

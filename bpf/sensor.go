@@ -1,19 +1,38 @@
-// Package bpf counts in the kernel what /proc does not tell, or tells too late:
-// forks, OOM kills, the time that tasks lose to reclaiming memory, and block I/O
-// errors. And it has the kernel compare with thresholds what is left of PIDs,
-// memory and ext4 filesystems: see [Sensor.Watch].
+// Package bpf counts in the kernel what /proc does not show, or shows too late: forks,
+// OOM kills, the time that tasks lose to reclaiming memory, and block I/O errors. And it
+// makes the kernel compare with thresholds what is left of PIDs, memory and ext4
+// filesystems: see [Sensor.Watch].
 //
-// It does so with small programs on BTF tracepoints, and one that is called by a
-// timer. That sleeps as long as no level can reach its threshold meanwhile,
-// between half a millisecond and a second. User space is only woken by an OOM kill and
-// by a level that crosses a threshold ([Sensor.ReadEvent]); all else it finds in
-// memory that it shares with the kernel ([Sensor.Counters], [Sensor.Levels]).
-// What an event says is a hint to look, not the evidence.
+// It does so with small programs on BTF tracepoints, and one that a timer runs. The
+// timer sleeps as long as no level can reach its threshold meanwhile, between half a
+// millisecond and a second. Only an OOM kill, or a level that crosses a threshold, wakes
+// user space ([Sensor.ReadEvent]); everything else is in memory that it shares with the
+// kernel ([Sensor.Counters], [Sensor.Levels]). An event is a hint to look, not the
+// evidence.
 //
-// What it takes is Linux 5.8 on amd64 or arm64 (5.15 for Watch), built with
-// CONFIG_DEBUG_INFO_BTF, and CAP_BPF with CAP_PERFMON. Everything here is
-// optional to the daemon, so what a kernel or a container withholds costs just
-// the signals concerned: see [Sensor.Hooks].
+// # Kernels
+//
+// The programs are for amd64 and arm64, and need a kernel built with
+// CONFIG_DEBUG_INFO_BTF, and CAP_BPF with CAP_PERFMON, or root. Everything here is
+// optional to the daemon: each signal is attached by itself, and what a kernel or a
+// container lacks costs only the signals concerned (see [Sensor.Hooks]).
+//
+//	signal    hook                                  Linux   without it
+//	Tasks     tp_btf/task_newtask,                  5.8     no count of tasks, forks and exits;
+//	          tp_btf/sched_process_free                     no watch on PIDs
+//	OOM       tp_btf/mark_victim                    5.8     no OOM kills. Before 6.9 the kernel passes
+//	                                                        a thread ID: events lack Comm and CgroupID
+//	Reclaim   tp_btf/mm_vmscan_direct_reclaim_*,    5.8     no reclaim counters, and OOM kills have
+//	          tp_btf/mm_vmscan_memcg_reclaim_*              no Scope (the latter need CONFIG_MEMCG)
+//	BlockIO   tp_btf/block_rq_error                 5.18    tp_btf/block_rq_complete instead, which
+//	                                                        runs for each request (5.8)
+//	Pressure  bpf_timer/tick                        5.15    no watches: limits are noticed at the next
+//	                                                        sample
+//
+// Before 5.11 the programs' memory counts towards RLIMIT_MEMLOCK, which Open raises if it
+// may. The programs run in tests on Linux 6.18 (amd64), and on Debian's 6.1 and 6.12
+// (amd64 and arm64) under qemu; the types and fields that they use are checked against
+// those kernels in every test run. 5.10 and 5.15 have not been run.
 package bpf
 
 import (
@@ -26,15 +45,14 @@ import (
 // ErrDisabled is the Err of every Hook if Options.Disabled is set.
 var ErrDisabled = errors.New("turned off by configuration")
 
-// Options says how to open a Sensor. The zero value is what a daemon wants.
+// Options configures a Sensor. The zero value suits a daemon.
 type Options struct {
-	// Disabled keeps Open from making any bpf(2) call. The Sensor then has all
-	// its methods and no signal.
+	// Disabled keeps Open from making any bpf(2) call. The Sensor then works, but
+	// has no signals.
 	Disabled bool
-	// BTF is the file to take the kernel's types from, "" for
-	// /sys/kernel/btf/vmlinux. It must describe the running kernel, and it
-	// cannot replace the BTF that the kernel itself must have to attach
-	// programs by.
+	// BTF is the file with the kernel's types, "" for /sys/kernel/btf/vmlinux. It
+	// must describe the running kernel, and cannot replace the kernel's own BTF,
+	// which attaching programs needs.
 	BTF string
 }
 
@@ -50,13 +68,12 @@ type Sensor struct {
 	kernel kernel
 
 	closed chan struct{}
-	// close makes the second Close a repetition of the first.
+	// close makes a second Close return what the first did.
 	close func() error
 }
 
-// Open loads and attaches the programs, each signal by itself, and returns what
-// came of it: it cannot fail, but there may be nothing attached. The caller must
-// Close the Sensor.
+// Open loads and attaches the programs, each signal by itself. It cannot fail, but
+// possibly nothing is attached: see [Sensor.Hooks]. The caller must Close the Sensor.
 //
 // It takes about 30 ms, and decoding the kernel's BTF leaves 4 MiB of
 // garbage: a daemon that counts its memory calls debug.FreeOSMemory once
@@ -81,7 +98,7 @@ func newSensor() *Sensor {
 	return s
 }
 
-// refuseAll records one reason for all programs.
+// refuseAll records one reason why no program is attached.
 func (s *Sensor) refuseAll(err error, remedy string) {
 	for _, p := range programs() {
 		s.refuse(p, err, remedy)
@@ -94,12 +111,12 @@ func (s *Sensor) refuse(p program, err error, remedy string) {
 	s.hooks = append(s.hooks, hook)
 }
 
-// Hooks returns one entry per program, ordered by signal. The caller must not
-// change it. It stays as Open left it, also after Close.
+// Hooks returns one entry per program, ordered by signal, as Open left them, also after
+// Close. The caller must not change it.
 func (s *Sensor) Hooks() []Hook { return s.hooks }
 
-// Counters returns the counters as they are now. It costs no system call and
-// allocates nothing. After Close they stand still.
+// Counters returns the present counters. It makes no system call and allocates nothing.
+// After Close they no longer change.
 //
 // The signal Tasks is missing from Has until the first task is created, as
 // Counters.Tasks is not known before.
@@ -112,9 +129,9 @@ func (s *Sensor) Counters() Counters {
 	return c
 }
 
-// ReadEvent waits for the next event and stores it in e. It returns an error
-// that wraps os.ErrClosed once the Sensor is closed, and only then if no signal
-// gives events. After any other error the caller may go on. It allocates nothing.
+// ReadEvent waits for the next event and stores it in e. It returns an error that wraps
+// os.ErrClosed once the Sensor is closed; if no attached signal has events, it returns
+// only then. After any other error the caller may call it again. It allocates nothing.
 func (s *Sensor) ReadEvent(e *Event) error {
 	if !s.kernel.hasEvents() {
 		<-s.closed
@@ -123,7 +140,7 @@ func (s *Sensor) ReadEvent(e *Event) error {
 	return s.kernel.readEvent(e)
 }
 
-// ProgramStats is the kernel's account of what one program costs.
+// ProgramStats is the kernel's account of the cost of one program.
 type ProgramStats struct {
 	// Signal and Name are those of the Hook.
 	Signal Signal
@@ -131,17 +148,17 @@ type ProgramStats struct {
 	// Runs counts the runs, RunTime is how long they took together.
 	Runs    uint64
 	RunTime time.Duration
-	// Missed counts events for which the program could not run, as it was
-	// already running on that CPU (Linux 5.12).
+	// Missed counts the events for which the program did not run, as it was
+	// running on that CPU already (Linux 5.12).
 	Missed uint64
 }
 
-// Stats returns the cost of each attached program, in the order of Hooks. The
-// kernel only keeps that account while the sysctl kernel.bpf_stats_enabled is 1
-// or another program asks for it (Linux 5.8); Stats returns nil as long as it
-// never has since Open, and after Close.
+// Stats returns the cost of each attached program, in the order of Hooks. The kernel
+// keeps that account only while the sysctl kernel.bpf_stats_enabled is 1 or another
+// program asks for it (Linux 5.8). Stats returns nil if it never did since Open, and
+// after Close.
 func (s *Sensor) Stats() []ProgramStats { return s.kernel.stats() }
 
-// Close detaches and unloads the programs, and ends ReadEvent. Closing a second
-// time does nothing and returns the same.
+// Close detaches and unloads the programs, and ends ReadEvent. A second Close does
+// nothing and returns the same.
 func (s *Sensor) Close() error { return s.close() }

@@ -1,8 +1,7 @@
 package bpf
 
-// Signal is what one group of programs contributes. The programs of a signal
-// are attached together or not at all, and each signal independently of the
-// others.
+// Signal is a group of programs, and what they count or watch. The programs of a signal
+// are attached together or not at all, and each signal independently of the others.
 type Signal uint8
 
 // The signals, in the order in which they are attached.
@@ -15,8 +14,8 @@ const (
 	Reclaim
 	// BlockIO gives Counters.BlockErrors.
 	BlockIO
-	// Pressure gives Levels and the events of watches. That of PIDs depends on
-	// Tasks too.
+	// Pressure gives Levels and the events of watches. A watch on PIDs needs Tasks,
+	// too.
 	Pressure
 
 	// NumSignals is the number of signals.

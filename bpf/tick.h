@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Watches the levels: PIDs from task_newtask, everything else, and the PIDs'
- * release, from a timer that sleeps as long as it safely may (Linux 5.15).
+ * Watches the levels: PIDs from task_newtask; everything else, and the end of PID
+ * pressure, from a timer that sleeps as long as is safe (Linux 5.15).
  *
  * What is done for each watch is in functions that are neither inline nor static:
- * those the verifier goes through once, instead of once for each watch and each
- * way that led there, which are too many.
+ * the verifier checks those once, instead of once for each watch and each path
+ * to it, which are too many.
  */
 #ifndef NODEPROBE_TICK_H
 #define NODEPROBE_TICK_H
@@ -16,8 +16,8 @@
 #include "totals.h"
 
 /*
- * Counts an edge and tells user space. Two CPUs can do so at once, with the same
- * number and the same news; user space drops the second.
+ * Counts an edge and reports it. Two CPUs can do so at once, with the same number
+ * for the same edge; user space drops the second.
  */
 static __always_inline void flip(u64 *edges, u32 kind, u32 watch, s64 value, s64 limit)
 {
@@ -67,8 +67,8 @@ static __always_inline u64 allocated_pids(void)
 	return allocated & ~PIDNS_ADDING;
 }
 
-/* How many PIDs can be allocated without a watch crossing into pressure; 0 if
- * there is none that could. All that a fork has to compare with. */
+/* How many PIDs can be allocated before a watch comes under pressure; 0 if none
+ * can. A fork compares with nothing else. */
 u64 pids_limit;
 
 __noinline int judge_pids(u64 allocated)
@@ -85,7 +85,7 @@ __noinline int judge_pids(u64 allocated)
 		if (!is(levels.watch[i].pressure) && (!limit || most < limit))
 			limit = most;
 	}
-	/* Of two CPUs the later store wins; the next tick puts it right. */
+	/* Of two CPUs the later store wins; the next tick corrects it. */
 	pids_limit = limit;
 	return 0;
 }
@@ -115,7 +115,7 @@ static __always_inline void judge_disk(u32 i)
 
 #define NEVER (~0ULL)
 
-/* Measures and judges one watch. Returns how long that will do, in ns. */
+/* Measures and judges one watch. Returns how long that is valid, in ns. */
 __noinline u64 look_at(u32 i)
 {
 	const struct want *want;
@@ -144,7 +144,7 @@ __noinline u64 look_at(u32 i)
 	return until_crossing(want, is(level->pressure), level->value);
 }
 
-/* Measures and judges everything. Returns how long that will do. */
+/* Measures and judges everything. Returns how long that is valid, in ns. */
 __noinline u64 look(void)
 {
 	u64 allocated = allocated_pids();
@@ -176,7 +176,7 @@ struct {
 	__type(value, struct ticker);
 } tickers SEC(".maps");
 
-/* Keeps account of itself, as the kernel's statistics leave timers out. */
+/* Measures itself, as the kernel's statistics do not cover timers. */
 static int tick(void *map, u32 *key, struct ticker *ticker)
 {
 	u64 began = bpf_ktime_get_ns();
@@ -198,8 +198,8 @@ static __always_inline void settle(u64 *edges)
 	*edges += *edges & 1;
 }
 
-/* Puts a request into force. What was watched before keeps its state, and so
- * gives an event when that changes by new thresholds. */
+/* Puts a request into force. What was watched before keeps its state, so there is
+ * an event if new thresholds change that. */
 __noinline int adopt(u32 i)
 {
 	u64 refused = REFUSED_NOT;
@@ -242,9 +242,9 @@ struct pressure_args {
 };
 
 /*
- * User space runs this: to put requests into force, or just to have the levels
- * measured now. The timer starts anew with new requests, as the period that it
- * sleeps was computed for the old ones.
+ * User space runs this to put requests into force, or just to measure the levels
+ * now. New requests restart the timer, as its present period was computed for the
+ * old ones.
  */
 SEC("syscall")
 int pressure(struct pressure_args *args)
@@ -257,7 +257,7 @@ int pressure(struct pressure_args *args)
 
 	if (!initial_pid_ns)
 		initial_pid_ns = BPF_CORE_READ(task, thread_pid, numbers[0].ns);
-	/* Every time: memory can be plugged in. */
+	/* Each time: memory can be hot-plugged. */
 	find_memory();
 	if (!args->rearm) {
 		look();
@@ -269,7 +269,7 @@ int pressure(struct pressure_args *args)
 	err = bpf_timer_init(&ticker->timer, &tickers, CLOCK_MONOTONIC);
 	if (err && err != -EBUSY)
 		return -err;
-	/* Waits for a tick that is under way. */
+	/* Waits for a running tick. */
 	bpf_timer_cancel(&ticker->timer);
 	pids_limit = 0;
 	for (u32 i = 0; i < MAX_WATCHES; i++)
@@ -277,7 +277,7 @@ int pressure(struct pressure_args *args)
 	period = look();
 	if (period == NEVER)
 		return 0;
-	/* To cancel is to forget the callback. */
+	/* Cancelling removes the callback. */
 	err = bpf_timer_set_callback(&ticker->timer, tick);
 	if (err)
 		return -err;

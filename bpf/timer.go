@@ -15,12 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// timer is the kernel side's timer, and what it shares with us. kernel.mu guards
-// it.
+// timer is the timer in the kernel, and the memory shared with it. kernel.mu guards it.
 type timer struct {
 	program *ebpf.Program // nil without the signal Pressure, and after close
 	config  *ebpf.Variable
-	levels  *ebpf.Variable // mapped into our memory, and stays so after close
+	levels  *ebpf.Variable // mapped into this process, and stays so after close
 
 	read nodeprobeWatchLevels // what levels is copied to
 	// known is the Seq of the latest event of each kind about each watch.
@@ -41,7 +40,7 @@ func hasTimers(types *btf.Spec) bool {
 	return false
 }
 
-// newTimer returns the timer whose programs are in coll.
+// newTimer returns the timer whose program is in coll.
 func newTimer(coll *ebpf.Collection) (timer, error) {
 	t := timer{
 		program: coll.Programs[nodeprobeProgPressure],
@@ -52,7 +51,7 @@ func newTimer(coll *ebpf.Collection) (timer, error) {
 	return t, t.configure(nil)
 }
 
-// configure tells the kernel side what to watch from the next arm on.
+// configure sets what the kernel watches from the next arm on.
 func (t *timer) configure(ws []Watch) error {
 	config := nodeprobeWatchConfig{PageSize: uint64(os.Getpagesize())}
 	for i := range ws {
@@ -74,7 +73,7 @@ func (t *timer) configure(ws []Watch) error {
 	return nil
 }
 
-// run runs the program, in which the kernel side finds our open files.
+// run runs the program in this process, where it finds the open files of the watches.
 func (t *timer) run(rearm uint64) error {
 	ret, err := t.program.Run(&ebpf.RunOptions{Context: nodeprobePressureArgs{Rearm: rearm}})
 	if err != nil {
@@ -121,7 +120,7 @@ func (k *kernel) watch(ws []Watch, noTasks error, refuse func(int, error)) error
 // get returns the levels, until it is called again.
 func (t *timer) get() *nodeprobeWatchLevels {
 	if err := t.levels.Get(&t.read); err != nil {
-		// The sizes agree, and memory that is mapped can be read.
+		// Cannot fail: the sizes agree, and mapped memory can be read.
 		panic(err)
 	}
 	return &t.read
@@ -158,8 +157,8 @@ func (k *kernel) refresh() error {
 	return k.timer.run(0)
 }
 
-// isNews reports whether an event is about something that is watched still, and
-// is not one that two CPUs noticed at the same time and we know already.
+// isNews reports whether an event is about a watch still in force, and not a duplicate:
+// two CPUs may report the same edge.
 func (k *kernel) isNews(e *Event, epoch uint16) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -11,9 +11,9 @@
  * memory: reading them costs neither a system call nor an event. Each field is
  * an aligned u64 and is read whole; the fields are not one consistent cut.
  *
- * One shared copy instead of one per CPU: what is counted here costs the kernel
- * 10 us or more each time, beside which a cache line that moves is nothing; and
- * per-CPU maps cannot be mapped.
+ * One shared copy instead of one per CPU: each event counted here costs the kernel
+ * 10 us or more, so a cache line that moves does not matter; and per-CPU maps
+ * cannot be mapped.
  */
 struct totals {
 	u64 tasks;
@@ -43,7 +43,7 @@ enum event_kind {
 	EVENT_STALE = 4,
 };
 
-/* Which memory ran out. */
+/* The memory that ran out. */
 enum scope {
 	SCOPE_UNKNOWN = 0,
 	SCOPE_NODE = 1,
@@ -61,7 +61,7 @@ struct event {
 	u8 comm[16];
 };
 
-/* Something about a watch, see watch.h. kind is where it is in struct event. */
+/* An edge of a watch, see watch.h. kind has the same offset as in struct event. */
 struct edge {
 	u64 time; /* CLOCK_MONOTONIC, ns */
 	u64 seq;  /* odd: it is so now; even: no longer */

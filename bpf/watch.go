@@ -8,17 +8,17 @@ import (
 	"time"
 )
 
-// MaxWatches is how many watches there can be at a time.
+// MaxWatches is the largest number of watches at a time.
 const MaxWatches = 16
 
-// Figure is what a Watch looks at. Of each, less is worse.
+// Figure is what a Watch compares with its thresholds. Less is always worse.
 type Figure uint8
 
-// The figures. The kernel's counters lag by what each CPU has not handed in yet,
-// as do those in /proc and statfs, by some hundred pages or blocks.
+// The figures. As in /proc and statfs, the kernel's counters lag by what each CPU has
+// not added yet, a few hundred pages or blocks.
 const (
 	// PIDs is Watch.Total less the PIDs allocated in the initial PID namespace,
-	// zombies included. Going under is noticed by the fork that does so.
+	// zombies included. The fork that crosses the threshold reports it.
 	PIDs Figure = iota + 1
 	// WorkingSet is Watch.Total less Levels.WorkingSet, in bytes: with MemTotal
 	// for Total, what the kubelet calls memory.available.
@@ -49,33 +49,32 @@ func (f Figure) String() string {
 	return fmt.Sprintf("figure(%d)", uint8(f))
 }
 
-// ofFilesystem reports whether the figure is one of a filesystem.
+// ofFilesystem reports whether the figure is about a filesystem.
 func (f Figure) ofFilesystem() bool { return f == FreeBytes || f == FreeInodes }
 
-// Watch says what the kernel shall compare with which thresholds.
+// Watch is a figure for the kernel to compare with thresholds.
 type Watch struct {
 	Figure Figure
-	// FD is any open file of the filesystem, also one opened with O_PATH. It is
-	// only used during Sensor.Watch: if nobody else keeps the filesystem from
-	// being unmounted, the Watch does not either, but becomes stale.
+	// FD is any open file of the filesystem, also one opened with O_PATH. It is used
+	// only during Sensor.Watch: a Watch does not keep the filesystem from being
+	// unmounted, but becomes stale then.
 	FD int
-	// Total is what there is in all, for PIDs and WorkingSet.
+	// Total is the capacity, for PIDs and WorkingSet.
 	Total int64
 	// Pressure begins when the figure falls below Below, and ends when it is
 	// back at Above, which must not be less. Neither may be further from 0 than
 	// MaxFigure, nor may Total.
 	Below, Above int64
-	// MaxRate is the fastest that the figure is expected to fall, per second. A
-	// crossing by a fall that is no faster is noticed within half a millisecond;
-	// by a faster one, and fallocate(2) is faster than any rate, within a second.
-	// The higher it is, the more often the timer ticks ahead of a crossing. 0
-	// stands for a default: per CPU 4 GiB/s of memory; 4 GiB/s of writes and a
-	// million new files per second.
+	// MaxRate is the fastest that the figure is expected to fall, per second. The
+	// kernel notices a crossing within half a millisecond if the fall is no faster,
+	// else within a second (fallocate(2) is faster than any rate). The higher it is,
+	// the more often the timer ticks near a threshold. 0 means a default: 4 GiB/s of
+	// memory per CPU, 4 GiB/s of writes, a million new files per second.
 	MaxRate uint64
 }
 
-// MaxFigure is more than any figure is. Like maxRate it keeps the kernel side's
-// arithmetic from overflowing.
+// MaxFigure is larger than any figure. Like maxRate it keeps the arithmetic in the
+// kernel from overflowing.
 const MaxFigure = 1 << 62
 
 const maxRate = 1 << 43
@@ -110,17 +109,18 @@ func (w *Watch) validate() error {
 	return nil
 }
 
-// Watch puts ws into force in place of all earlier watches. An index of ws is
-// what Event.Watch and Levels.Watches go by. No watches stop the timer.
+// Watch replaces all earlier watches by ws. Event.Watch and Levels.Watches are indexed
+// like ws. Without watches the timer stops.
 //
-// A Watch that has the figure, and the filesystem, of the earlier one at its
-// index takes over that one's state: if other thresholds change that, there is an
-// event like any other. The others start as not under pressure, and give an event
-// at once if they are; events of their predecessors are no longer delivered.
+// A Watch with the same figure and filesystem as the earlier one at its index keeps that
+// one's state: if its new thresholds change that, there is an event. The others start as
+// not under pressure, with an event at once if they are; events of the watches that they
+// replace are no longer delivered.
 //
-// An error of type [WatchErrors] names those that cannot be watched here, for
-// the caller to poll; the others are in force. Any other error means that ws is
-// invalid or the Sensor closed, and changes nothing.
+// An error of type [WatchErrors] names the watches that this kernel or filesystem does
+// not support, which the caller has to poll; the others are in force. Any other error
+// means that ws is invalid or the Sensor closed (it then wraps os.ErrClosed), and
+// changes nothing.
 func (s *Sensor) Watch(ws []Watch) error {
 	if len(ws) > MaxWatches {
 		return fmt.Errorf("watch: %d watches, at most %d", len(ws), MaxWatches)
@@ -147,7 +147,7 @@ func (s *Sensor) Watch(ws []Watch) error {
 	return nil
 }
 
-// lacks returns why a signal is missing, nil if it is not.
+// lacks returns why a signal is not attached, nil if it is.
 func (s *Sensor) lacks(signal Signal) error {
 	for _, h := range s.hooks {
 		if h.Signal == signal && h.Err != nil {
@@ -157,7 +157,7 @@ func (s *Sensor) lacks(signal Signal) error {
 	return nil
 }
 
-// WatchError says why one Watch is not in force.
+// WatchError is why one Watch is not in force.
 type WatchError struct {
 	// Watch is its index.
 	Watch  int
@@ -192,40 +192,39 @@ func (e WatchErrors) Unwrap() []error {
 	return errs
 }
 
-// Edges counts how often something began or ended: if odd, it is so now. It only
-// ever grows. The Event of an edge has the new count for its Seq; so where Levels
-// is ahead of the latest Event, events are still to be read, or lost.
+// Edges counts how often a condition began or ended: it holds if the count is odd. The
+// count never falls. Event.Seq of an edge is the new count, so if Levels is ahead of the
+// latest Event, events are still to be read, or were lost.
 type Edges uint64
 
-// On reports whether it is so now.
+// On reports whether the condition holds now.
 func (e Edges) On() bool { return e&1 == 1 }
 
 // Level is what the kernel knows about a Watch.
 type Level struct {
-	// Value is the figure when it was last looked at.
+	// Value is the figure at the latest tick.
 	Value int64
-	// Pressure is whether the thresholds say so.
+	// Pressure is whether the figure is under pressure by its thresholds.
 	Pressure Edges
-	// ReadOnly is whether the filesystem takes no writes, by mount option or for
+	// ReadOnly is whether the filesystem refuses writes, by mount option or after
 	// errors.
 	ReadOnly Edges
-	// Stale is whether the filesystem is gone, and everything else about it as
-	// it was then. Watch it anew.
+	// Stale is whether the filesystem was unmounted. The other fields keep their
+	// last values. Watch it anew.
 	Stale Edges
 }
 
 // Levels is what the kernel measured, for each Watch and as a whole.
 type Levels struct {
-	// WorkingSet is the memory in use that cannot be dropped at once: that of
-	// anonymous pages and of files, except inactive files. It is what the
-	// kubelet computes from the root memory cgroup.
+	// WorkingSet is the memory of anonymous pages and of files, except inactive file
+	// cache, in bytes: what the kubelet computes from the root memory cgroup.
 	WorkingSet int64
-	// MemAvailable is computed like MemAvailable of /proc/meminfo. Kernels that
-	// count memory there which their zones do not have yet differ by that much.
+	// MemAvailable is computed like MemAvailable of /proc/meminfo, in bytes. Where the
+	// kernel counts memory there that its zones do not have yet, it differs by that.
 	MemAvailable int64
 
-	// Ticks counts the times that the timer looked, TickTime is how long that
-	// took together. Lateness is the longest that it was ever overdue.
+	// Ticks counts the runs of the timer, TickTime is how long they took together.
+	// Lateness is the longest delay of any.
 	Ticks    uint64
 	TickTime time.Duration
 	Lateness time.Duration
@@ -235,13 +234,12 @@ type Levels struct {
 	Watches [MaxWatches]Level
 }
 
-// Levels stores the levels in l as they are now, which is as of the latest tick.
-// It costs no system call and allocates nothing. Without the signal Pressure
-// they are zero.
+// Levels stores the levels as of the latest tick in l. It makes no system call and
+// allocates nothing. Without the signal Pressure they are zero.
 func (s *Sensor) Levels(l *Levels) { s.kernel.readLevels(l) }
 
-// Refresh measures everything now, as a tick does. It also works with nothing
-// watched: to find by how much the figures of memory differ from those in /proc.
+// Refresh measures everything now, as a tick does. It also works without watches, to
+// find by how much the figures of memory differ from those in /proc.
 func (s *Sensor) Refresh() error {
 	if err := s.lacks(Pressure); err != nil {
 		return fmt.Errorf("refresh levels: %w", err)
@@ -252,5 +250,5 @@ func (s *Sensor) Refresh() error {
 	return nil
 }
 
-// errWatchClosed is what watching after Close gives.
+// errWatchClosed is the error of Watch and Refresh after Close.
 var errWatchClosed = fmt.Errorf("sensor: %w", os.ErrClosed)

@@ -7,7 +7,7 @@
 
 #define MAX_WATCHES 16
 
-/* All are of the kind "less is worse". */
+/* For all of them, less is worse. */
 enum figure {
 	FIGURE_NONE = 0,
 	FIGURE_PIDS = 1,
@@ -46,10 +46,10 @@ struct watch_config {
 };
 
 /*
- * The counters count edges. An odd one says that it is so now, an even one that
- * it is not: count and state cannot disagree, although there is no atomic
- * operation to write both with (see totals.h). They never go down, so that user
- * space can compare them with the last event that it saw.
+ * The counters count edges. The condition holds while its counter is odd: so count
+ * and state cannot disagree, although no atomic operation could write both (see
+ * totals.h). They never fall, so that user space can compare them with the last
+ * event that it saw.
  */
 struct level {
 	s64 value;
@@ -73,7 +73,7 @@ struct watch_levels {
 struct watch_config config;
 struct watch_levels levels;
 
-/* What the kernel side knows of each watch beyond its request. */
+/* The state of each watch in the kernel, beside its request. */
 struct watch {
 	struct want want;
 	struct super_block *sb;

@@ -17,11 +17,12 @@
 // crossings. It gives each Snapshot to one function, which decides what that means
 // (package pressure) and may ask for the next sample sooner.
 //
-// Three rules hold everywhere. What could not be read is absent from the Snapshot, with
-// its error, and never zero instead. In steady state a sample allocates nothing, opens
-// nothing, and reads no file that the kernel makes in proportion to the number of
-// cgroups, mounts or disks. And nothing that may wait for a disk is waited for longer
-// than a deadline: it costs a goroutine until the kernel returns, not the sample.
+// Three rules hold everywhere. A figure that could not be read is absent from the
+// Snapshot, with its error, and never zero instead. In steady state a sample allocates
+// nothing, opens nothing, and makes the kernel do no work in proportion to the number of
+// cgroups, mounts or disks (the pods' memory.stat does, and is read less often the longer
+// it takes). A call that may wait for a disk has a deadline: if it hangs, it costs a
+// goroutine until the kernel returns, and one figure of the sample.
 //
 // In a container, the node's /proc, /sys and / are mounted somewhere else; [Config] has
 // these places, and package rootfs follows symbolic links as the node would.
