@@ -11,6 +11,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 	"github.com/nodeprobe/nodeprobe/status"
+	"github.com/nodeprobe/nodeprobe/status/shadow"
 )
 
 // apiTimeout bounds each call to the API server.
@@ -35,7 +36,7 @@ func newAugmentMode(cfg *Config, j *judge, reg *registrations) (*augmentMode, er
 		return nil, err
 	}
 	m := &augmentMode{
-		comparison: comparison{judge: j, shadow: status.NewShadow(reg)},
+		comparison: comparison{judge: j, shadow: shadow.New(reg)},
 		content:    status.NewConditions(cfg.FieldManager),
 		pulses:     [2]pulse{{name: "status"}, {name: "events"}},
 		remove:     cfg.RemoveConditions, cfg: cfg,
@@ -122,7 +123,7 @@ func newShadowMode(cfg *Config, j *judge, reg *registrations) (*shadowMode, erro
 	if err != nil {
 		return nil, err
 	}
-	m := &shadowMode{comparison: comparison{judge: j, shadow: status.NewShadow(reg)}, pulse: pulse{name: "status"}}
+	m := &shadowMode{comparison: comparison{judge: j, shadow: shadow.New(reg)}, pulse: pulse{name: "status"}}
 	m.updater, err = status.New(status.Config{
 		NodeName: cfg.NodeName, Nodes: clients.nodes, Timeout: apiTimeout,
 		Content: status.Follow{}, Seen: m.seen,
@@ -143,7 +144,7 @@ func (m *shadowMode) checks() []Check               { return []Check{{"status", 
 // comparison of a kubelet's conditions with our verdicts.
 type comparison struct {
 	judge  *judge
-	shadow *status.Shadow
+	shadow *shadow.Comparison
 }
 
 // compare notes our verdicts.

@@ -39,7 +39,7 @@ type scene struct {
 
 func newScene(t *testing.T) *scene {
 	s := &scene{t: t, api: &apitest.API{}, logs: &apitest.Log{}}
-	for _, kind := range compared {
+	for _, kind := range []v1.NodeConditionType{v1.NodeMemoryPressure, v1.NodeDiskPressure, v1.NodePIDPressure} {
 		s.pressures = append(s.pressures, Condition{
 			Type: string(kind), Status: v1.ConditionFalse, Reason: "No" + string(kind), Message: "all is well", Since: time.Now(),
 		})

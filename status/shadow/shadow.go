@@ -1,4 +1,6 @@
-package status
+// Package shadow compares a kubelet's pressure conditions with ours, in metrics: how often
+// both see the same, and which is first.
+package shadow
 
 import (
 	"slices"
@@ -9,10 +11,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Shadow compares a kubelet's pressure conditions with ours, in metrics. Time is divided
-// into episodes: one begins when either of the two is True, and ends when neither is. Its
-// methods are safe for concurrent use.
-type Shadow struct {
+// Comparison divides time into episodes: one begins when either of the two conditions is
+// True, and ends when neither is. Its methods are safe for concurrent use.
+type Comparison struct {
 	lead     *prometheus.HistogramVec
 	episodes *prometheus.CounterVec
 
@@ -38,12 +39,12 @@ type episode struct {
 	first  [numSides]time.Time          // time at which it was True; zero if it was not
 }
 
-var descShadow = prometheus.NewDesc("nodeprobe_shadow_agrees",
+var descAgrees = prometheus.NewDesc("nodeprobe_shadow_agrees",
 	"Whether the kubelet and nodeprobe agree on a condition: 1 or 0. Absent until both have reported it.", []string{"condition"}, nil)
 
-// NewShadow makes a Shadow, whose metrics go to reg unless that is nil.
-func NewShadow(reg prometheus.Registerer) *Shadow {
-	s := &Shadow{
+// New returns a Comparison, whose metrics go to reg unless that is nil.
+func New(reg prometheus.Registerer) *Comparison {
+	s := &Comparison{
 		lead: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "nodeprobe_shadow_lead_seconds",
 			Help:    "How much earlier nodeprobe's condition was True than the kubelet's; negative if later.",
@@ -68,7 +69,7 @@ func NewShadow(reg prometheus.Registerer) *Shadow {
 
 // Ours records what we make of a condition at a time. Conditions other than the three
 // pressure conditions are ignored.
-func (s *Shadow) Ours(kind v1.NodeConditionType, status v1.ConditionStatus, at time.Time) {
+func (s *Comparison) Ours(kind v1.NodeConditionType, status v1.ConditionStatus, at time.Time) {
 	if i := slices.Index(compared[:], kind); i >= 0 {
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -77,19 +78,23 @@ func (s *Shadow) Ours(kind v1.NodeConditionType, status v1.ConditionStatus, at t
 }
 
 // Theirs records the conditions of a Node as seen at a time.
-func (s *Shadow) Theirs(node *v1.Node, at time.Time) {
+func (s *Comparison) Theirs(node *v1.Node, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, kind := range compared {
-		if c := lastCondition(node, kind); c != nil {
-			s.record(i, sideKubelet, c.Status, at)
+		var status v1.ConditionStatus // if there are two of a type, the last one counts
+		for j := range node.Status.Conditions {
+			if c := &node.Status.Conditions[j]; c.Type == kind {
+				status = c.Status
+			}
 		}
+		s.record(i, sideKubelet, status, at)
 	}
 }
 
 // record records one side's status. Unknown, which a controller writes where there is no
 // kubelet any more, ends nothing.
-func (s *Shadow) record(i, side int, status v1.ConditionStatus, at time.Time) {
+func (s *Comparison) record(i, side int, status v1.ConditionStatus, at time.Time) {
 	e := &s.per[i]
 	if status != v1.ConditionTrue && status != v1.ConditionFalse || e.status[side] == status {
 		return
@@ -111,7 +116,7 @@ func (s *Shadow) record(i, side int, status v1.ConditionStatus, at time.Time) {
 }
 
 // end counts an episode of which at least one begin was seen.
-func (s *Shadow) end(i int) {
+func (s *Comparison) end(i int) {
 	e := &s.per[i]
 	ours, theirs := !e.first[sideNodeprobe].IsZero(), !e.first[sideKubelet].IsZero()
 	by := ""
@@ -130,14 +135,14 @@ func (s *Shadow) end(i int) {
 }
 
 // Describe implements prometheus.Collector.
-func (s *Shadow) Describe(ch chan<- *prometheus.Desc) {
-	ch <- descShadow
+func (s *Comparison) Describe(ch chan<- *prometheus.Desc) {
+	ch <- descAgrees
 	s.lead.Describe(ch)
 	s.episodes.Describe(ch)
 }
 
 // Collect implements prometheus.Collector.
-func (s *Shadow) Collect(ch chan<- prometheus.Metric) {
+func (s *Comparison) Collect(ch chan<- prometheus.Metric) {
 	s.mu.Lock()
 	for i := range s.per {
 		ours, theirs := s.per[i].status[sideNodeprobe], s.per[i].status[sideKubelet]
@@ -148,7 +153,7 @@ func (s *Shadow) Collect(ch chan<- prometheus.Metric) {
 		if ours == theirs {
 			value = 1
 		}
-		ch <- prometheus.MustNewConstMetric(descShadow, prometheus.GaugeValue, value, string(compared[i]))
+		ch <- prometheus.MustNewConstMetric(descAgrees, prometheus.GaugeValue, value, string(compared[i]))
 	}
 	s.mu.Unlock()
 	s.lead.Collect(ch)

@@ -1,4 +1,4 @@
-package status
+package shadow
 
 import (
 	"fmt"
@@ -14,7 +14,7 @@ import (
 
 // Each step is a second: o and O are our False and True, k and K the kubelet's, ? is
 // a Node whose condition is Unknown.
-func TestShadow(t *testing.T) {
+func TestComparison(t *testing.T) {
 	for _, test := range []struct{ steps, want string }{
 		{"", ""},
 		{"o", ""},
@@ -32,12 +32,15 @@ func TestShadow(t *testing.T) {
 		{"okOKokOKok", "agrees 1, lead 2, both 2"},
 	} {
 		reg := prometheus.NewPedanticRegistry()
-		s := NewShadow(reg)
+		s := New(reg)
 		now := apitest.Epoch
 		for _, step := range test.steps {
 			now = now.Add(time.Second)
-			node := &v1.Node{Status: v1.NodeStatus{Conditions: []v1.NodeCondition{{Type: v1.NodeDiskPressure}}}}
-			condition := &node.Status.Conditions[0].Status
+			node := &v1.Node{Status: v1.NodeStatus{Conditions: []v1.NodeCondition{
+				{Type: v1.NodeDiskPressure, Status: v1.ConditionTrue}, // the last one counts
+				{Type: v1.NodeDiskPressure},
+			}}}
+			condition := &node.Status.Conditions[1].Status
 			switch step {
 			case 'o', 'O':
 				ours := v1.ConditionFalse
