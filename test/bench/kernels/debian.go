@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"debug/elf"
 	"errors"
 	"fmt"
@@ -18,6 +17,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nodeprobe/nodeprobe/test/bench/program"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // kernel is one of Debian's.
@@ -69,38 +71,26 @@ func (i image) types() string { return filepath.Join(i.dir, "vmlinux.btf") }
 
 // cacheDir is where kernels are kept: in $NODEPROBE_CACHE, or else in the user's
 // cache.
-func cacheDir() (string, error) {
+func cacheDir(p *program.P) string {
 	if dir := os.Getenv("NODEPROBE_CACHE"); dir != "" {
-		return filepath.Abs(filepath.Join(dir, "kernels"))
+		return must.Get(filepath.Abs(filepath.Join(dir, "kernels")))(p)
 	}
-	dir, err := os.UserCacheDir()
-	if err != nil {
-		return "", fmt.Errorf("find cache (set NODEPROBE_CACHE): %w", err)
-	}
-	return filepath.Join(dir, "nodeprobe", "kernels"), nil
+	return filepath.Join(must.Get(os.UserCacheDir())(p), "nodeprobe", "kernels")
 }
 
 // fetch returns the kernel from the cache or, if it is not there or an update is
 // asked for, from Debian. Only complete ones are in the cache, by version.
-func (k kernel) fetch(ctx context.Context, cache string, update bool, log io.Writer) (image, error) {
+func (k kernel) fetch(p *program.P, cache string, update bool, log io.Writer) (image, error) {
 	dir := filepath.Join(cache, k.String())
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return image{}, fmt.Errorf("make cache: %w", err)
-	}
+	must.OK(p, os.MkdirAll(dir, 0o755))
 	link := filepath.Join(dir, "current")
 	if version, err := os.Readlink(link); err == nil && !update {
 		return image{filepath.Join(dir, version), version}, nil
 	}
-	scratch, err := os.MkdirTemp(dir, "fetch-")
-	if err != nil {
-		return image{}, err
-	}
+	scratch := must.Get(os.MkdirTemp(dir, "fetch-"))(p)
 	defer os.RemoveAll(scratch)
-	apt, err := newApt(ctx, scratch, k)
-	if err != nil {
-		return image{}, fmt.Errorf("read Debian's package list: %w", err)
-	}
-	name, version, err := apt.kernelPackage(ctx, "linux-image-cloud-"+k.arch)
+	apt := must.Get(newApt(p, scratch, k))(p)
+	name, version, err := apt.kernelPackage(p, "linux-image-cloud-"+k.arch)
 	if err != nil {
 		return image{}, err
 	}
@@ -110,36 +100,22 @@ func (k kernel) fetch(ctx context.Context, cache string, update bool, log io.Wri
 	i := image{filepath.Join(dir, version), version}
 	if _, err := os.Stat(i.dir); err != nil {
 		fmt.Fprintf(log, "%s: fetching %s %s\n", k, name, version)
-		tree, err := apt.unpack(ctx, name)
-		if err != nil {
-			return image{}, err
-		}
+		tree := must.Get(apt.unpack(p, name))(p)
 		partial := image{filepath.Join(scratch, "image"), version}
-		if err := partial.take(ctx, tree); err != nil {
-			return image{}, err
-		}
+		must.OK(p, partial.take(p, tree))
 		// Another process may have been faster, with the same result.
 		if err := os.Rename(partial.dir, i.dir); err != nil && !errors.Is(err, os.ErrExist) {
 			return image{}, err
 		}
 	}
-	if err := os.Symlink(version, filepath.Join(scratch, "current")); err != nil {
-		return image{}, err
-	}
+	must.OK(p, os.Symlink(version, filepath.Join(scratch, "current")))
 	return i, os.Rename(filepath.Join(scratch, "current"), link)
 }
 
-func (i image) take(ctx context.Context, tree string) error {
-	if err := os.MkdirAll(i.modules(), 0o755); err != nil {
-		return err
-	}
-	vmlinuz, err := only(filepath.Join(tree, "boot/vmlinuz-*"))
-	if err != nil {
-		return err
-	}
-	if err := os.Rename(vmlinuz, i.vmlinuz()); err != nil {
-		return err
-	}
+func (i image) take(p *program.P, tree string) error {
+	must.OK(p, os.MkdirAll(i.modules(), 0o755))
+	vmlinuz := must.Get(only(filepath.Join(tree, "boot/vmlinuz-*")))(p)
+	must.OK(p, os.Rename(vmlinuz, i.vmlinuz()))
 	modules, err := only(filepath.Join(tree, "lib/modules/*"))
 	if err != nil {
 		// Packages since Debian 13 leave out the link from /lib.
@@ -147,14 +123,11 @@ func (i image) take(ctx context.Context, tree string) error {
 			return err
 		}
 	}
-	return takeModules(ctx, modules, i.modules(), wantedModules)
+	return takeModules(p, modules, i.modules(), wantedModules)
 }
 
 func only(pattern string) (string, error) {
-	found, err := filepath.Glob(pattern)
-	if err != nil {
-		return "", err
-	}
+	found, _ := filepath.Glob(pattern) // the patterns are good
 	if len(found) != 1 {
 		return "", fmt.Errorf("%d files match %s, want one", len(found), pattern)
 	}
@@ -170,22 +143,14 @@ type apt struct {
 
 const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
-func newApt(ctx context.Context, dir string, k kernel) (*apt, error) {
-	if _, err := os.Stat(keyring); err != nil {
-		return nil, fmt.Errorf("%w (Debian package debian-archive-keyring)", err)
-	}
+func newApt(p *program.P, dir string, k kernel) (*apt, error) {
+	must.Get(os.Stat(keyring))(p)
 	for _, name := range []string{"lists/partial", "archives/partial"} {
-		if err := os.MkdirAll(filepath.Join(dir, name), 0o755); err != nil {
-			return nil, err
-		}
+		must.OK(p, os.MkdirAll(filepath.Join(dir, name), 0o755))
 	}
 	source := fmt.Sprintf("deb [signed-by=%s] http://deb.debian.org/debian-security %s main\n", keyring, k.suite)
-	if err := os.WriteFile(filepath.Join(dir, "sources.list"), []byte(source), 0o644); err != nil {
-		return nil, err
-	}
-	if err := os.WriteFile(filepath.Join(dir, "status"), nil, 0o644); err != nil {
-		return nil, err
-	}
+	must.OK(p, os.WriteFile(filepath.Join(dir, "sources.list"), []byte(source), 0o644))
+	must.OK(p, os.WriteFile(filepath.Join(dir, "status"), nil, 0o644))
 	a := &apt{dir: dir, args: []string{
 		"-qq",
 		"-oAPT::Architecture=" + k.arch,
@@ -201,21 +166,18 @@ func newApt(ctx context.Context, dir string, k kernel) (*apt, error) {
 		// Its user could not write to our directory.
 		"-oAPT::Sandbox::User=root",
 	}}
-	_, err := a.run(ctx, "apt-get", "update")
+	_, err := a.run(p, "apt-get", "update")
 	return a, err
 }
 
-func (a *apt) run(ctx context.Context, command string, args ...string) (string, error) {
-	return output(ctx, a.dir, command, append(slices.Clone(a.args), args...)...)
+func (a *apt) run(p *program.P, command string, args ...string) (string, error) {
+	return output(p, a.dir, command, append(slices.Clone(a.args), args...)...)
 }
 
 // kernelPackage returns the package that the package without a version in its
 // name stands for.
-func (a *apt) kernelPackage(ctx context.Context, meta string) (name, version string, err error) {
-	text, err := a.run(ctx, "apt-cache", "show", "--no-all-versions", meta)
-	if err != nil {
-		return "", "", err
-	}
+func (a *apt) kernelPackage(p *program.P, meta string) (name, version string, err error) {
+	text := must.Get(a.run(p, "apt-cache", "show", "--no-all-versions", meta))(p)
 	for line := range strings.Lines(text) {
 		if depends, found := strings.CutPrefix(line, "Depends: "); found {
 			// linux-image-6.1.0-56-cloud-amd64 (= 6.1.192-2)
@@ -229,22 +191,17 @@ func (a *apt) kernelPackage(ctx context.Context, meta string) (name, version str
 }
 
 // unpack returns the directory with the files of a package. Nothing of it is run.
-func (a *apt) unpack(ctx context.Context, name string) (string, error) {
-	if _, err := a.run(ctx, "apt-get", "download", name); err != nil {
-		return "", err
-	}
-	deb, err := only(filepath.Join(a.dir, "*.deb"))
-	if err != nil {
-		return "", err
-	}
+func (a *apt) unpack(p *program.P, name string) (string, error) {
+	must.Get(a.run(p, "apt-get", "download", name))(p)
+	deb := must.Get(only(filepath.Join(a.dir, "*.deb")))(p)
 	tree := filepath.Join(a.dir, "tree")
-	_, err = output(ctx, a.dir, "dpkg-deb", "-x", deb, tree)
+	_, err := output(p, a.dir, "dpkg-deb", "-x", deb, tree)
 	return tree, err
 }
 
 // output runs a command to its end and returns what it wrote.
-func output(ctx context.Context, dir, name string, args ...string) (string, error) {
-	cmd := exec.CommandContext(ctx, name, args...)
+func output(p *program.P, dir, name string, args ...string) (string, error) {
+	cmd := exec.CommandContext(p.Context(), name, args...)
 	cmd.Dir = dir
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	cmd.WaitDelay = 10 * time.Second
@@ -258,16 +215,14 @@ func output(ctx context.Context, dir, name string, args ...string) (string, erro
 }
 
 // hostName returns this machine's kernel in the form release-architecture.
-func hostName() (string, error) {
+func hostName(p *program.P) string {
 	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return "", fmt.Errorf("uname: %w", err)
-	}
+	must.OK(p, unix.Uname(&u))
 	f := strings.SplitN(unix.ByteSliceToString(u.Release[:]), ".", 3)
 	if len(f) < 3 {
-		return "", fmt.Errorf("release %q has no two numbers", f)
+		p.Fatalf("release %q has no two numbers", f)
 	}
-	return f[0] + "." + f[1] + "-" + runtime.GOARCH, nil
+	return f[0] + "." + f[1] + "-" + runtime.GOARCH
 }
 
 // wantedModules is for the disks and the network of the guest, and for the
@@ -277,7 +232,7 @@ var wantedModules = []string{"virtio_pci", "virtio_blk", "dummy", "loop"}
 // takeModules copies modules, and those that they depend on, from a kernel's
 // tree to a directory, with names that sort in the order in which they have to
 // be inserted. Those that are built in are left out.
-func takeModules(ctx context.Context, tree, to string, wanted []string) error {
+func takeModules(p *program.P, tree, to string, wanted []string) error {
 	files := make(map[string]string)
 	err := filepath.WalkDir(tree, func(path string, _ fs.DirEntry, err error) error {
 		if name, _, found := strings.Cut(filepath.Base(path), ".ko"); found {
@@ -288,10 +243,7 @@ func takeModules(ctx context.Context, tree, to string, wanted []string) error {
 	if err != nil {
 		return err
 	}
-	list, err := os.ReadFile(filepath.Join(tree, "modules.builtin"))
-	if err != nil {
-		return err
-	}
+	list := must.Get(os.ReadFile(filepath.Join(tree, "modules.builtin")))(p)
 	builtin := make(map[string]bool)
 	for path := range strings.FieldsSeq(string(list)) {
 		builtin[moduleName(strings.TrimSuffix(filepath.Base(path), ".ko"))] = true
@@ -306,35 +258,25 @@ func takeModules(ctx context.Context, tree, to string, wanted []string) error {
 		if files[name] == "" {
 			return fmt.Errorf("no module %s in %s", name, tree)
 		}
-		object, err := readModule(ctx, files[name])
-		if err != nil {
-			return err
-		}
-		depends, err := moduleDepends(object)
-		if err != nil {
-			return fmt.Errorf("read %s: %w", files[name], err)
-		}
+		object := must.Get(readModule(p, files[name]))(p)
+		depends := moduleDepends(p, object)
 		for _, d := range depends {
-			if err := take(d); err != nil {
-				return err
-			}
+			must.OK(p, take(d))
 		}
 		taken = append(taken, name)
 		return os.WriteFile(filepath.Join(to, fmt.Sprintf("%02d-%s.ko", len(taken), name)), object, 0o644)
 	}
 	for _, name := range wanted {
-		if err := take(name); err != nil {
-			return err
-		}
+		must.OK(p, take(name))
 	}
 	return nil
 }
 
 func moduleName(s string) string { return strings.ReplaceAll(s, "-", "_") }
 
-func readModule(ctx context.Context, path string) ([]byte, error) {
+func readModule(p *program.P, path string) ([]byte, error) {
 	if strings.HasSuffix(path, ".xz") {
-		text, err := output(ctx, filepath.Dir(path), "xz", "-dc", path)
+		text, err := output(p, filepath.Dir(path), "xz", "-dc", path)
 		return []byte(text), err
 	}
 	return os.ReadFile(path)
@@ -342,23 +284,17 @@ func readModule(ctx context.Context, path string) ([]byte, error) {
 
 // moduleDepends reads the names of the modules that a module needs. The packages
 // have no modules.dep: depmod makes it where they are installed.
-func moduleDepends(object []byte) ([]string, error) {
-	f, err := elf.NewFile(bytes.NewReader(object))
-	if err != nil {
-		return nil, err
-	}
+func moduleDepends(p *program.P, object []byte) []string {
+	f := must.Get(elf.NewFile(bytes.NewReader(object)))(p)
 	section := f.Section(".modinfo")
 	if section == nil {
-		return nil, fmt.Errorf("no section .modinfo")
+		p.Fatal("no section .modinfo")
 	}
-	info, err := section.Data()
-	if err != nil {
-		return nil, err
-	}
+	info := must.Get(section.Data())(p)
 	for entry := range bytes.SplitSeq(info, []byte{0}) {
 		if list, found := bytes.CutPrefix(entry, []byte("depends=")); found {
-			return strings.FieldsFunc(moduleName(string(list)), func(r rune) bool { return r == ',' }), nil
+			return strings.FieldsFunc(moduleName(string(list)), func(r rune) bool { return r == ',' })
 		}
 	}
-	return nil, nil
+	return nil
 }

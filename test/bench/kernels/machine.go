@@ -15,6 +15,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/test/bench/program"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/process"
 )
 
@@ -46,27 +48,19 @@ const (
 
 // run boots the machine and waits until it has turned itself off. scratch is a
 // directory for its disks.
-func (m *machine) run(ctx context.Context, scratch string) (*results, error) {
+func (m *machine) run(p *program.P, scratch string) *results {
 	scratchFile, resultFile := filepath.Join(scratch, "scratch.img"), filepath.Join(scratch, "result.img")
 	for name, size := range map[string]int64{scratchFile: scratchSize, resultFile: resultSize} {
-		if err := os.WriteFile(name, nil, 0o644); err != nil {
-			return nil, err
-		}
-		if err := os.Truncate(name, size); err != nil {
-			return nil, err
-		}
+		must.OK(p, os.WriteFile(name, nil, 0o644))
+		must.OK(p, os.Truncate(name, size))
 	}
-	if _, err := output(ctx, scratch, "mkfs.ext4", "-q", "-F", scratchFile); err != nil {
-		return nil, err
-	}
+	must.Get(output(p, scratch, "mkfs.ext4", "-q", "-F", scratchFile))(p)
 	initrd := filepath.Join(scratch, "initrd")
-	if err := m.writeInitrd(initrd); err != nil {
-		return nil, fmt.Errorf("write initrd: %w", err)
-	}
+	m.writeInitrd(p, initrd)
 
 	start := time.Now()
 	console := filepath.Join(scratch, "console")
-	ended := m.qemu(ctx, initrd, scratchFile, resultFile, console)
+	ended := m.qemu(p, initrd, scratchFile, resultFile, console)
 	took := time.Since(start)
 	if m.console != nil {
 		if data, err := os.ReadFile(console); err == nil {
@@ -75,13 +69,13 @@ func (m *machine) run(ctx context.Context, scratch string) (*results, error) {
 	}
 	res, err := readResults(resultFile)
 	if err := errors.Join(ended, err); err != nil {
-		return nil, fmt.Errorf("%w; the end of its console:\n%s", err, process.LogTail(console, 60))
+		p.Fatalf("%w; the end of its console:\n%s", err, process.LogTail(console, 60))
 	}
 	res.took = took
-	return res, nil
+	return res
 }
 
-func (m *machine) qemu(ctx context.Context, initrd, scratchFile, resultFile, console string) error {
+func (m *machine) qemu(p *program.P, initrd, scratchFile, resultFile, console string) error {
 	// KVM is not there in most places where tests run, and hangs in some.
 	command, args := "qemu-system-x86_64", []string{"-cpu", "max"}
 	parameters := "console=ttyS0"
@@ -104,45 +98,33 @@ func (m *machine) qemu(ctx context.Context, initrd, scratchFile, resultFile, con
 		// On a panic the machine restarts at once, which ends qemu.
 		"-append", parameters+" panic=-1 quiet",
 	)
-	p, err := process.Start(process.Spec{Path: command, Args: args, LogFile: console})
-	if err != nil {
-		return err
-	}
-	defer p.Stop(0)
-	ctx, cancel := context.WithTimeoutCause(ctx, bootTimeout, fmt.Errorf("not off after %s", bootTimeout))
+	machine := must.Get(process.Start(process.Spec{Path: command, Args: args, LogFile: console}))(p)
+	defer machine.Stop(0)
+	ctx, cancel := context.WithTimeoutCause(p.Context(), bootTimeout, fmt.Errorf("not off after %s", bootTimeout))
 	defer cancel()
 	select {
-	case <-p.Exited():
+	case <-machine.Exited():
 		return nil
 	case <-ctx.Done():
 		return fmt.Errorf("wait for %s: %w", m.kernel, context.Cause(ctx))
 	}
 }
 
-func (m *machine) writeInitrd(name string) error {
-	text, err := json.Marshal(m.plan)
-	if err != nil {
-		return err
-	}
+func (m *machine) writeInitrd(p *program.P, name string) {
+	text := must.Get(json.Marshal(m.plan))(p)
 	files := append([]file{
 		{name: planPath, data: text},
 		{name: "/etc/os-release", data: []byte("PRETTY_NAME=\"a kernel under test\"\nID=nodeprobe\n")},
 		{name: "/etc/machine-id", data: []byte(strings.Repeat("0123456789abcdef", 2) + "\n")},
 		{name: "/etc/hosts", data: []byte("127.0.0.1 localhost\n192.0.2.1 " + hostname + "\n")},
 	}, m.files...)
-	modules, err := filepath.Glob(filepath.Join(m.image.modules(), "*.ko"))
-	if err != nil {
-		return err
-	}
+	modules := must.Get(filepath.Glob(filepath.Join(m.image.modules(), "*.ko")))(p)
 	for _, path := range modules {
 		files = append(files, file{name: modulesPath + "/" + filepath.Base(path), from: path})
 	}
-	f, err := os.Create(name)
-	if err != nil {
-		return err
-	}
-	err = writeCPIO(f, files, []string{"/proc", "/sys", "/dev", "/run", "/tmp", "/root", "/var/lib"})
-	return errors.Join(err, f.Close())
+	f := must.Get(os.Create(name))(p)
+	must.OK(p, writeCPIO(f, files, []string{"/proc", "/sys", "/dev", "/run", "/tmp", "/root", "/var/lib"}))
+	must.OK(p, f.Close())
 }
 
 // readResults reads the tar file at the beginning of a disk.

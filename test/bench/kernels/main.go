@@ -12,10 +12,7 @@
 package main
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -59,15 +56,16 @@ func run(p *program.P) {
 	p.Flags.StringVar(&opts.types, "types", "", "test nothing, but write each kernel's BTF, and this machine's, to `directory`")
 	kernels := must.Get(choose(p.ParseNames()))(p)
 	root := filepath.Dir(must.Get(build.Root())(p))
-	cache, scratch := must.Get(cacheDir())(p), p.TempDir()
+	cache, scratch := cacheDir(p), p.TempDir()
 	if opts.types != "" {
-		must.OK(p, collectTypes(p.Context(), kernels, cache, root, scratch, opts, p.Progress))
+		collectTypes(p, kernels, cache, root, scratch, opts)
 		return
 	}
 	var summary strings.Builder
 	for _, k := range kernels {
 		start := time.Now()
-		r, err := testOn(p.Context(), k, cache, root, filepath.Join(scratch, k.String()), opts, p.Out, p.Progress)
+		r := &report{kernel: k}
+		err := p.Try(func() { testOn(p, r, cache, root, filepath.Join(scratch, k.String()), opts) })
 		if p.Context().Err() != nil {
 			return
 		}
@@ -83,36 +81,23 @@ func run(p *program.P) {
 	fmt.Fprintf(p.Out, "\n%s", &summary)
 }
 
-// testOn runs everything on one kernel. Its report is never nil.
-func testOn(ctx context.Context, k kernel, cache, root, scratch string, opts options, stdout, stderr io.Writer) (*report, error) {
-	r := &report{kernel: k}
-	if err := os.MkdirAll(scratch, 0o755); err != nil {
-		return r, err
-	}
-	image, err := k.fetch(ctx, cache, opts.update, stderr)
-	if err != nil {
-		return r, err
-	}
+// testOn runs everything on one kernel.
+func testOn(p *program.P, r *report, cache, root, scratch string, opts options) {
+	k := r.kernel
+	must.OK(p, os.MkdirAll(scratch, 0o755))
+	image := must.Get(k.fetch(p, cache, opts.update, p.Progress))(p)
 	r.version = image.version
-	fmt.Fprintf(stderr, "%s: building\n", k)
-	files, err := payload(ctx, k, root, scratch)
-	if err != nil {
-		return r, err
-	}
+	p.Logf("%s: building", k)
+	files := must.Get(payload(p, k, root, scratch))(p)
 	m := machine{kernel: k, image: image, files: files, plan: fullPlan}
 	if opts.verbose {
-		m.console = stdout
+		m.console = p.Out
 	}
-	fmt.Fprintf(stderr, "%s: booting Debian's %s\n", k, image.version)
-	res, err := m.run(ctx, scratch)
-	if err != nil {
-		return r, err
-	}
+	p.Logf("%s: booting Debian's %s", k, image.version)
+	res := m.run(p, scratch)
 	// For -types, as it is there.
-	if err := keepTypes(image, res); err != nil {
-		return r, err
-	}
-	return r, r.judge(ctx, res)
+	keepTypes(p, image, res)
+	must.OK(p, r.judge(p.Context(), res))
 }
 
 // fullPlan runs the tests first: the snapshot then has OOM kills to count.
@@ -129,78 +114,45 @@ var fullPlan = plan{
 
 // collectTypes writes the full BTF of each kernel to a directory, for the test
 // helper in package bpf that reduces them.
-func collectTypes(ctx context.Context, kernels []kernel, cache, root, scratch string, opts options, stderr io.Writer) error {
-	if err := os.MkdirAll(opts.types, 0o755); err != nil {
-		return err
-	}
+func collectTypes(p *program.P, kernels []kernel, cache, root, scratch string, opts options) {
+	must.OK(p, os.MkdirAll(opts.types, 0o755))
 	for _, k := range kernels {
-		image, err := k.fetch(ctx, cache, opts.update, stderr)
-		if err != nil {
-			return err
-		}
+		image := must.Get(k.fetch(p, cache, opts.update, p.Progress))(p)
 		if _, err := os.Stat(image.types()); err != nil {
 			dir := filepath.Join(scratch, k.String())
-			if err := os.MkdirAll(dir, 0o755); err != nil {
-				return err
-			}
-			init, err := buildInit(ctx, k, root, dir)
-			if err != nil {
-				return err
-			}
+			must.OK(p, os.MkdirAll(dir, 0o755))
+			init := must.Get(buildInit(p, k, root, dir))(p)
 			m := machine{kernel: k, image: image, files: []file{init}, plan: plan{Files: []string{kernelTypes}}}
-			fmt.Fprintf(stderr, "%s: booting Debian's %s\n", k, image.version)
-			res, err := m.run(ctx, dir)
-			if err != nil {
-				return err
-			}
-			if err := keepTypes(image, res); err != nil {
-				return err
-			}
+			p.Logf("%s: booting Debian's %s", k, image.version)
+			res := m.run(p, dir)
+			keepTypes(p, image, res)
 		}
-		if err := copyFile(filepath.Join(opts.types, k.release+"-"+k.arch+".btf"), image.types()); err != nil {
-			return err
-		}
+		copyFile(p, filepath.Join(opts.types, k.release+"-"+k.arch+".btf"), image.types())
 	}
 	// The machine that the maintainers test on has a newer kernel than Debian.
-	name, err := hostName()
-	if err != nil {
-		return err
+	if _, err := os.Stat(kernelTypes); err == nil {
+		copyFile(p, filepath.Join(opts.types, hostName(p)+".btf"), kernelTypes)
 	}
-	if err := copyFile(filepath.Join(opts.types, name+".btf"), kernelTypes); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	return nil
 }
 
-func keepTypes(i image, res *results) error {
+func keepTypes(p *program.P, i image, res *results) {
 	types := res.files[kernelTypes]
 	if len(types) == 0 {
-		return fmt.Errorf("guest brought no %s", kernelTypes)
+		p.Fatalf("guest brought no %s", kernelTypes)
 	}
-	return writeFile(i.types(), types)
+	writeFile(p, i.types(), types)
 }
 
-func copyFile(to, from string) error {
-	data, err := os.ReadFile(from)
-	if err != nil {
-		return err
-	}
-	return writeFile(to, data)
-}
+func copyFile(p *program.P, to, from string) { writeFile(p, to, must.Get(os.ReadFile(from))(p)) }
 
 // writeFile leaves a whole file or none.
-func writeFile(name string, data []byte) error {
-	if err := os.WriteFile(name+".partial", data, 0o644); err != nil {
-		return err
-	}
-	return os.Rename(name+".partial", name)
+func writeFile(p *program.P, name string, data []byte) {
+	must.OK(p, os.WriteFile(name+".partial", data, 0o644))
+	must.OK(p, os.Rename(name+".partial", name))
 }
 
-func payload(ctx context.Context, k kernel, root, scratch string) ([]file, error) {
-	init, err := buildInit(ctx, k, root, scratch)
-	if err != nil {
-		return nil, err
-	}
+func payload(p *program.P, k kernel, root, scratch string) ([]file, error) {
+	init := must.Get(buildInit(p, k, root, scratch))(p)
 	// The tests start it to count forks.
 	files := []file{init, {name: truePath, from: init.from}, {name: trialPath, from: init.from}}
 	nodeprobe, test := filepath.Join(scratch, "nodeprobe"), filepath.Join(scratch, "bpf.test")
@@ -208,28 +160,23 @@ func payload(ctx context.Context, k kernel, root, scratch string) ([]file, error
 		{"build", "-o", nodeprobe, "./cmd/nodeprobe"},
 		{"test", "-c", "-o", test, "./bpf"},
 	} {
-		if err := goRun(ctx, k, root, args); err != nil {
-			return nil, err
-		}
+		must.OK(p, goRun(p, k, root, args))
 	}
 	files = append(files, file{name: "/bin/nodeprobe", from: nodeprobe}, file{name: "/bin/bpf.test", from: test})
 
 	// A guest has no compiler. Where this machine has none either, the tests that
 	// take these objects are skipped.
 	bpf := filepath.Join(root, "bpf")
-	sources, err := filepath.Glob(filepath.Join(bpf, "testdata", "*.bpf.c"))
-	if err != nil {
-		return nil, err
-	}
+	sources := must.Get(filepath.Glob(filepath.Join(bpf, "testdata", "*.bpf.c")))(p)
 	for _, source := range sources {
 		name := strings.TrimSuffix(filepath.Base(source), ".bpf.c") + ".o"
 		object := filepath.Join(scratch, name)
-		if _, err := output(ctx, bpf, "clang", "-O2", "-g", "-mcpu=v3", "-target", "bpf", "-c", source, "-o", object); err == nil {
+		if _, err := output(p, bpf, "clang", "-O2", "-g", "-mcpu=v3", "-target", "bpf", "-c", source, "-o", object); err == nil {
 			files = append(files, file{name: "/src/bpf/testdata/" + name, from: object})
 		}
 	}
 	// Tests read the sources beside them.
-	err = filepath.WalkDir(bpf, func(path string, entry fs.DirEntry, err error) error {
+	err := filepath.WalkDir(bpf, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
@@ -240,17 +187,17 @@ func payload(ctx context.Context, k kernel, root, scratch string) ([]file, error
 	return files, err
 }
 
-func buildInit(ctx context.Context, k kernel, root, scratch string) (file, error) {
+func buildInit(p *program.P, k kernel, root, scratch string) (file, error) {
 	name := filepath.Join(scratch, "init")
-	err := goRun(ctx, k, filepath.Join(root, "test"), []string{"build", "-o", name, "./bench/kernels"})
+	err := goRun(p, k, filepath.Join(root, "test"), []string{"build", "-o", name, "./bench/kernels"})
 	return file{name: initPath, from: name}, err
 }
 
 // goRun runs the go command for the guest's architecture, without what the user
 // has set for other builds.
-func goRun(ctx context.Context, k kernel, dir string, args []string) error {
+func goRun(p *program.P, k kernel, dir string, args []string) error {
 	args = append([]string{args[0], "-trimpath", "-ldflags=-s -w"}, args[1:]...)
-	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd := exec.CommandContext(p.Context(), "go", args...)
 	cmd.Dir = dir
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+k.arch, "GOFLAGS=-buildvcs=false", "GOWORK=off")
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }

@@ -70,6 +70,16 @@ func Run(ctx context.Context, name string, args []string, stdout, stderr io.Writ
 	return p.failed
 }
 
+// Try returns what ended do, if anything did; the program goes on.
+func (p *P) Try(do func()) error {
+	before := p.failed
+	p.failed = nil
+	p.catch(do)
+	err := p.failed
+	p.failed = before
+	return err
+}
+
 func (p *P) catch(do func()) {
 	defer func() {
 		if r := recover(); r != nil && r != (ended{}) {

@@ -24,6 +24,7 @@ func TestRun(t *testing.T) {
 		{"fine", "", t.Context(), []string{"-n", "1"}, func(*P) {}},
 		{"fatal", "broken\nundone", t.Context(), nil, func(p *P) { p.Cleanup(func() { p.Fatal("undone") }); p.Fatal(errors.New("broken")) }},
 		{"goes on", "one\ntwo 2", t.Context(), nil, func(p *P) { p.Error("one"); p.Errorf("two %d", 2) }},
+		{"tried", "that: broken", t.Context(), nil, func(p *P) { p.Errorf("that: %w", p.Try(func() { p.Fatal("broken") })) }},
 		{"interrupted", "interrupted", interrupted, nil, func(p *P) { p.Sleep(0); p.Fatal("because of that") }},
 		{"flag", "flag provided but not defined: -x", t.Context(), []string{"-x"}, func(*P) {}},
 		{"argument", `unknown argument "x"`, t.Context(), []string{"x"}, func(*P) {}},
