@@ -139,6 +139,7 @@ func TestApproach(t *testing.T) {
 		{160, 160, true},
 		{140, 140, true},
 		{130, 130, true},
+		{120, 150, false},
 		{20, 150, false}, // all of it, at once
 	} {
 		s := &slope{available: test.available}
