@@ -148,9 +148,7 @@ func TestReadHugePagesKeepsWhatItKnows(t *testing.T) {
 	const path = hugepages + "hugepages-2048kB/nr_hugepages"
 	n := machine{path: "512\n", hugepages + "hugepages-64kB/nr_hugepages": "1\n"}.boot(t)
 	var c Capacity
-	if err := takeHugePages(&c, n.Path("sys")); err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, takeHugePages(&c, n.Path("sys")))
 	n.Write(t, path, "garbage\n")
 	n.Write(t, hugepages+"hugepages-64kB/nr_hugepages", "2\n")
 	probetest.CheckError(t, takeHugePages(&c, n.Path("sys")), hotfile.ErrNumber)

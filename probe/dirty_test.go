@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
+
 	"github.com/nodeprobe/nodeprobe/probe/cgroup"
 
 	"golang.org/x/sys/unix"
@@ -74,15 +76,11 @@ func TestPageWriter(t *testing.T) {
 		return
 	}
 	number, err := strconv.Atoi(count)
-	if err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, err)
 	d := &dirtyCgroups{parent, number, os.NewFile(3, "pages")}
 	for i := range 2 * number {
 		if i < number {
-			if err := os.WriteFile(filepath.Join(d.child(i), "cgroup.procs"), []byte("0"), 0); err != nil {
-				t.Fatal(err)
-			}
+			probetest.Must(t, os.WriteFile(filepath.Join(d.child(i), "cgroup.procs"), []byte("0"), 0))
 		}
 		if _, err := d.pages.WriteAt([]byte{1}, int64(i*os.Getpagesize())); err != nil {
 			t.Fatal(err)
@@ -136,9 +134,7 @@ func reportDirty(t *testing.T, cgroups int) {
 	d := newDirtyCgroups(t, cgroups)
 	root, _ := cgroup.Memory("/sys/fs/cgroup")
 	stat, err := unix.Open(filepath.Join(root, "memory.stat"), unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, err)
 	defer unix.Close(stat)
 	sampler, evaluator, floor := newSampler(t), newEvaluator(t), newFloor(t)
 	var buf [16 << 10]byte

@@ -95,9 +95,7 @@ func TestFirstDirectoryThatExistsCounts(t *testing.T) {
 	cfg := machine{}.boot(t).config()
 	cfg.Rootfs, cfg.ImageDirectories = "/", []string{"/var/lib/containerd", "/var/lib/docker"}
 	s, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, err)
 	defer s.Close()
 	s.disks.nodefs.call, s.disks.imagefs.call = nodefs.statfs, imagefs.statfs
 	s.Sample()
@@ -127,9 +125,7 @@ func TestImagesAt(t *testing.T) {
 	cfg.Rootfs, cfg.ImageDirectories = "/", []string{"/var/lib/containerd"}
 	synctest.Test(t, func(t *testing.T) {
 		s, err := New(cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
+		probetest.Must(t, err)
 		defer s.Close()
 		hang := make(chan struct{})
 		defer close(hang)
@@ -239,9 +235,7 @@ func TestEmptyRootRecovers(t *testing.T) {
 
 func TestRealStatfs(t *testing.T) {
 	var got, want unix.Statfs_t
-	if err := statfs([]byte("/proc\x00"), &got); err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, statfs([]byte("/proc\x00"), &got))
 	probetest.Must(t, unix.Statfs("/proc", &want))
 	if got != want {
 		t.Errorf("%+v, want %+v", got, want)

@@ -38,9 +38,7 @@ func (m machine) boot(t testing.TB) node {
 	t.Helper()
 	n := node{probetest.NewRoot(t)}
 	for _, dir := range []string{"proc", "sys", "var/lib/kubelet"} {
-		if err := os.MkdirAll(n.Path(dir), 0o755); err != nil {
-			t.Fatal(err)
-		}
+		probetest.Must(t, os.MkdirAll(n.Path(dir), 0o755))
 	}
 	for name, text := range m {
 		n.Write(t, name, text)
@@ -66,9 +64,7 @@ func (n node) sampler(t testing.TB, change ...func(*Config)) *Sampler {
 		c(&cfg)
 	}
 	s, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, err)
 	t.Cleanup(s.Close)
 	s.disks.nodefs.call, s.disks.imagefs.call = fakeStatfs, fakeStatfs
 	return s

@@ -46,9 +46,7 @@ func hangTest(t *testing.T, test func(t *testing.T, s *Sampler, nodefs, imagefs 
 	n := fullMachine.boot(t)
 	synctest.Test(t, func(t *testing.T) {
 		s, err := New(n.config())
-		if err != nil {
-			t.Fatal(err)
-		}
+		probetest.Must(t, err)
 		defer s.Close()
 		var nodefs, imagefs hanging
 		nodefs.avail.Store(250)
@@ -202,9 +200,7 @@ func TestCloseEndsWorkers(t *testing.T) {
 
 func TestCloseBeforeSample(t *testing.T) {
 	s, err := New(fullMachine.boot(t).config())
-	if err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, err)
 	s.Close()
 }
 

@@ -18,9 +18,7 @@ func TestRealHungFilesystem(t *testing.T) {
 		RootDirectory: "/var/lib/kubelet", ImageDirectories: []string{"/etc"},
 		Interval: 10 * time.Second, StatfsTimeout: time.Second,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, err)
 	t.Cleanup(s.Close)
 	// wait samples until nodefs has an answer: how long that takes is not for a
 	// test to say.

@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
+
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -152,13 +154,9 @@ func TestMetricsLint(t *testing.T) {
 	s, reg := fullMachine.boot(t).samplerWithMetrics(t)
 	s.Sample()
 	families, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, err)
 	problems, err := promlint.NewWithMetricFamilies(families).Lint()
-	if err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, err)
 	for _, p := range problems {
 		t.Errorf("%s: %s", p.Metric, p.Text)
 	}

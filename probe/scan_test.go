@@ -135,9 +135,7 @@ func TestParseFormats(t *testing.T) {
 func TestTruncatedFileHasNoWrongValue(t *testing.T) {
 	for _, f := range formats {
 		want, err := f.parse([]byte(f.text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		probetest.Must(t, err)
 		for i := range f.text {
 			got, err := f.parse([]byte(f.text[:i]))
 			if err == nil && !cmp.Equal(want, got) {

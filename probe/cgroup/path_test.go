@@ -15,16 +15,12 @@ func TestPath(t *testing.T) {
 	group := probetest.NewCgroup(t, "nodeprobe-test-path")
 	root := filepath.Dir(group.Dir)
 	inner := filepath.Join(group.Dir, "a b")
-	if err := os.Mkdir(inner, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, os.Mkdir(inner, 0o755))
 	t.Cleanup(func() { os.Remove(inner) })
 	var st unix.Stat_t
 	id := func(dir string) uint64 {
 		t.Helper()
-		if err := unix.Stat(dir, &st); err != nil {
-			t.Fatal(err)
-		}
+		probetest.Must(t, unix.Stat(dir, &st))
 		return st.Ino
 	}
 	ids := map[string]uint64{"/": id(root), "/nodeprobe-test-path": id(group.Dir), "/nodeprobe-test-path/a b": id(inner)}
@@ -51,9 +47,7 @@ func TestPath(t *testing.T) {
 			}
 		})
 	}
-	if err := os.Remove(inner); err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, os.Remove(inner))
 	for name, way := range ways {
 		t.Run(name+" when gone", func(t *testing.T) {
 			for _, id := range []uint64{ids["/nodeprobe-test-path/a b"], 0, 1 << 40, 1<<64 - 1} {

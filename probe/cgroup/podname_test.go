@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
 )
 
 func TestPodName(t *testing.T) {
@@ -32,9 +34,7 @@ func TestPodName(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			root := t.TempDir()
 			for _, file := range test.files {
-				if err := os.MkdirAll(filepath.Join(root, file), 0o755); err != nil {
-					t.Fatal(err)
-				}
+				probetest.Must(t, os.MkdirAll(filepath.Join(root, file), 0o755))
 			}
 			if got := test.of.Name(root); got != test.want {
 				t.Errorf("got %+v, want %+v", got, test.want)

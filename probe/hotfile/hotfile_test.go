@@ -27,9 +27,7 @@ func TestFileReadsWholeFiles(t *testing.T) {
 	// Also shrinking: what is left in the buffer from before must not show.
 	for _, n := range []int{0, 1, 4031, 4032, 4033, 4095, 4096, 4097, 8191, 8192, 8193, 100_000, maxSize - 1, 5000, 10, 0} {
 		text := strings.Repeat("0123456789abcde\n", n/16+1)[:n]
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		probetest.Must(t, os.WriteFile(path, []byte(text), 0o644))
 		if got, err := f.Read(); err != nil || string(got) != text {
 			t.Errorf("%d bytes: read %d, %v", n, len(got), err)
 		}
@@ -44,21 +42,15 @@ func TestFileReadsPieces(t *testing.T) {
 	const pages = 1000
 	size := os.Getpagesize()
 	region, err := unix.Mmap(-1, 0, pages*size, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
-	if err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, err)
 	defer unix.Munmap(region)
 	for i := 0; i < pages; i += 2 { // neighbours that differ are not merged
-		if err := unix.Mprotect(region[i*size:(i+1)*size], unix.PROT_NONE); err != nil {
-			t.Fatal(err)
-		}
+		probetest.Must(t, unix.Mprotect(region[i*size:(i+1)*size], unix.PROT_NONE))
 	}
 	f := open(t, "/proc/self/maps")
 	for range 3 { // also with the buffer that has grown
 		got, err := f.Read()
-		if err != nil {
-			t.Fatal(err)
-		}
+		probetest.Must(t, err)
 		if n := bytes.Count(got, []byte{'\n'}); n < pages {
 			t.Errorf("%d lines in %d bytes, want at least %d", n, len(got), pages)
 		}
@@ -68,13 +60,9 @@ func TestFileReadsPieces(t *testing.T) {
 func TestFileErrors(t *testing.T) {
 	dir := t.TempDir()
 	long := filepath.Join(dir, "long")
-	if err := os.WriteFile(long, make([]byte, 4<<20), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, os.WriteFile(long, make([]byte, 4<<20), 0o644))
 	secret := filepath.Join(dir, "secret")
-	if err := os.WriteFile(secret, nil, 0); err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, os.WriteFile(secret, nil, 0))
 	for _, test := range []struct {
 		path string
 		want error
@@ -108,17 +96,13 @@ func TestFileErrors(t *testing.T) {
 // A buffer for a file that is far too long must not stay for the daemon's life.
 func TestFileDropsLongBuffer(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")
-	if err := os.WriteFile(path, make([]byte, maxSize), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, os.WriteFile(path, make([]byte, maxSize), 0o644))
 	f := open(t, path)
 	f.Read()
 	if len(f.buf) > 0 {
 		t.Errorf("keeps %d bytes", len(f.buf))
 	}
-	if err := os.WriteFile(path, []byte("short\n"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, os.WriteFile(path, []byte("short\n"), 0o644))
 	if got, err := f.Read(); string(got) != "short\n" || err != nil {
 		t.Errorf("%q, %v", got, err)
 	}

@@ -78,9 +78,7 @@ func TestFindInTable(t *testing.T) {
 
 func TestParse(t *testing.T) {
 	got, err := parse([]byte(`46 45 8:17 /a\040dir /mnt rw,nosuid shared:3 master:1 - fuse.sshfs me@host:/x\011y rw,user id=0`))
-	if err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, err)
 	want := Info{
 		ID: 46, Parent: 45, Major: 8, Minor: 17, Root: "/a dir", MountPoint: "/mnt",
 		Options: "rw,nosuid", SuperOptions: "rw,user id=0", FSType: "fuse.sshfs", Source: "me@host:/x\ty",

@@ -56,12 +56,8 @@ func TestCgroupSourceFinds(t *testing.T) {
 	write := func(name, text string) {
 		t.Helper()
 		path := filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		probetest.Must(t, os.MkdirAll(filepath.Dir(path), 0o700))
+		probetest.Must(t, os.WriteFile(path, []byte(text), 0o600))
 	}
 	s := &cgroupSource{cgroupfs: root, file: "memory.events", only: "oom"}
 	opens := func(want string) int {
@@ -82,9 +78,7 @@ func TestCgroupSourceFinds(t *testing.T) {
 	fails(errNotV2)
 	write("memory.stat", "")
 	fails(errNoPods)
-	if err := os.Mkdir(filepath.Join(root, "kubepods"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, os.Mkdir(filepath.Join(root, "kubepods"), 0o700))
 	fails(fs.ErrNotExist)
 
 	write("kubepods/memory.events", "max 1\noom 1\n")
@@ -104,9 +98,7 @@ func TestCgroupSourceFinds(t *testing.T) {
 	}
 
 	// The cgroup was removed and made again.
-	if err := os.RemoveAll(filepath.Join(root, "kubepods")); err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, os.RemoveAll(filepath.Join(root, "kubepods")))
 	if !s.stale(fd) {
 		t.Error("not stale, but the cgroup is gone")
 	}
@@ -217,9 +209,7 @@ func TestNotifierCgroupFile(t *testing.T) {
 	populate := func() {
 		t.Helper()
 		child := exec.Command("sleep", "600")
-		if err := child.Start(); err != nil {
-			t.Fatal(err)
-		}
+		probetest.Must(t, child.Start())
 		pid := strconv.Itoa(child.Process.Pid)
 		if err := os.WriteFile(filepath.Join(group, "cgroup.procs"), []byte(pid), 0); err != nil {
 			t.Error(err)
@@ -232,9 +222,7 @@ func TestNotifierCgroupFile(t *testing.T) {
 	populate()
 
 	// The cgroup goes, and comes again.
-	if err := os.Remove(group); err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, os.Remove(group))
 	refresh(false)
 	makeGroup()
 	refresh(true)

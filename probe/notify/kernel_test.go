@@ -86,15 +86,11 @@ func (e *ear) source(name string) Source {
 func hasCapability(t *testing.T, number int) bool {
 	t.Helper()
 	b, err := os.ReadFile("/proc/self/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, err)
 	_, rest, _ := strings.Cut(string(b), "CapEff:\t")
 	text, _, _ := strings.Cut(rest, "\n")
 	set, err := strconv.ParseUint(text, 16, 64)
-	if err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, err)
 	return set&(1<<number) != 0
 }
 
@@ -183,9 +179,7 @@ func TestNotifierMemoryStall(t *testing.T) {
 func TestNotifierMounts(t *testing.T) {
 	dir := t.TempDir()
 	point := filepath.Join(dir, "mnt")
-	if err := os.Mkdir(point, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, os.Mkdir(point, 0o700))
 	probetest.InMountNamespace(t, func(procfs string) error {
 		e := listen(t, Config{Procfs: procfs, Sysfs: "/sys", Stalls: []StallTrigger{}})
 		find := func() mount.Info {
@@ -279,9 +273,7 @@ func TestNotifierLeavesNothing(t *testing.T) {
 func openFiles(t *testing.T) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, err)
 	files := map[string]string{}
 	for _, entry := range entries {
 		if target, err := os.Readlink("/proc/self/fd/" + entry.Name()); err == nil {
@@ -296,9 +288,7 @@ func TestNotifierHearsOfTaskLimits(t *testing.T) {
 	for _, name := range []string{"pid_max", "threads-max"} {
 		path := filepath.Join("/proc/sys/kernel", name)
 		now, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		probetest.Must(t, err)
 		open, err := os.Open(path) // as the sampler has it, which keeps the inode
 		probetest.Must(t, err)
 		defer open.Close()

@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
+
 	"github.com/nodeprobe/nodeprobe/probe"
 
 	"github.com/google/go-cmp/cmp"
@@ -20,9 +22,7 @@ import (
 func newTestNotifier(t *testing.T, cfg Config) *Notifier {
 	t.Helper()
 	n, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, err)
 	return n
 }
 
@@ -105,9 +105,7 @@ func TestStallSourceErrors(t *testing.T) {
 	// What is no PSI file does not take a trigger, or does and never fires.
 	dir := t.TempDir()
 	s := stallSource{trigger: StallTrigger{Resource: probe.IO, Share: 0.5}, procfs: dir}
-	if err := os.MkdirAll(filepath.Join(dir, "pressure/io"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, os.MkdirAll(filepath.Join(dir, "pressure/io"), 0o700))
 	if fd, _, err := s.open(); err == nil {
 		unix.Close(fd)
 		t.Error("a directory took a trigger")
@@ -234,17 +232,11 @@ func TestNotifierLeavesCopiesAlone(t *testing.T) {
 	const content = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
 	for _, name := range []string{"memory", "io"} {
 		path := filepath.Join(dir, "pressure", name)
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		probetest.Must(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		probetest.Must(t, os.WriteFile(path, []byte(content), 0o644))
 	}
 	n, err := New(Config{Procfs: dir, Sysfs: dir})
-	if err != nil {
-		t.Fatal(err)
-	}
+	probetest.Must(t, err)
 	for _, s := range n.Sources() {
 		if s.Active || (s.Cause == MemoryStall && !errors.Is(s.Err, errNotProcfs)) {
 			t.Errorf("%+v", s)
