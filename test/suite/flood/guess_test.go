@@ -101,8 +101,9 @@ func TestGuessers(t *testing.T) {
 	after := must.Get(footprint.Read(p.PID()))(t)
 	t.Logf("%d guesses, %d found wrong, %d refused; slowest answer to others %s; CPU %s; RSS %d KiB, then %d",
 		guesses.Load(), wrong.Load(), refused.Load(), slowest.Round(time.Millisecond), (after.CPU - before.CPU).Round(time.Millisecond), before.RSS>>10, after.RSS>>10)
-	if wrong.Load() == 0 || refused.Load() == 0 || wrong.Load() > guesses.Load()/10 {
-		t.Error("as many passwords were hashed as clients wanted, or none")
+	// Most connections are evicted before their guess is found wrong.
+	if refused.Load() < guesses.Load()/10 || wrong.Load() > guesses.Load()/10 {
+		t.Error("as many passwords were hashed as clients wanted")
 	}
 }
 
