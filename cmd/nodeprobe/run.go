@@ -106,6 +106,7 @@ func runAgent(cmd *cobra.Command, loader *loader, loaded *config.Loaded, opts ru
 		return err
 	}
 	defer d.agent.Close()
+	loaded.Agent = cfg // a reload keeps what no file has
 	d.supervisor = process.NewSupervisor(process.SupervisorConfig{Alive: d.alive, Status: d.statusLine, Logger: log})
 	d.reloader = newReloader(reloaderConfig{
 		loader: loader, loaded: loaded, apply: d.agent.Reload, level: level, supervisor: d.supervisor, log: log,
