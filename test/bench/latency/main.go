@@ -161,7 +161,7 @@ func newLoads(p *program.P, fs *pressure.Filesystem, most int) []*load {
 // there was not.
 type crossing struct{ Above, Below time.Time }
 
-// errForeign says that somebody else on this machine crossed the limit, at a
+// errForeign: somebody else on this machine crossed the limit, at a
 // time that nobody noted.
 var errForeign = errors.New("crossed by somebody else")
 

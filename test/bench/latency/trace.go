@@ -143,7 +143,7 @@ func (n notice) String() string {
 	return [notices]string{"by the kernel's event", "a moment before it", "only later, by another sample", "without an event", "not at all"}[n]
 }
 
-// missed says that the kernel did not do its part.
+// missed reports whether the kernel did not do its part.
 func (n notice) missed() bool { return n > beforeEvent }
 
 // promptly is how long after an event the sample that it asks for is over, and

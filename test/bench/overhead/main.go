@@ -111,7 +111,7 @@ func offMedian(rounds []round) float64 {
 	return spreadOf(off).median
 }
 
-// spread says where most of some figures are.
+// spread is where most of some figures are.
 type spread struct {
 	median float64
 	// low and high are the ends of the middle 80 %.

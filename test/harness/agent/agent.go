@@ -68,7 +68,7 @@ func Hard(thresholds map[string]string) map[string]string {
 	return all
 }
 
-// Spec says what to run.
+// Spec is what to run.
 type Spec struct {
 	// Binary is the file that Build made.
 	Binary string
@@ -262,7 +262,7 @@ type Record struct {
 	Line string `json:"-"`
 }
 
-// Bad says that the agent complains of something.
+// Bad reports whether it is a warning or an error.
 func (r Record) Bad() bool { return r.Level == "WARN" || r.Level == "ERROR" }
 
 // Log returns what the agent has logged so far; its logFormat must be json. A

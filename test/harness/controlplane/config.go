@@ -274,7 +274,7 @@ func (e *AuditEvent) Request() string {
 	return strings.TrimSuffix(e.Verb+" "+e.ObjectRef.Resource+"/"+e.ObjectRef.Subresource, "/")
 }
 
-// Reads says whether nothing was to change.
+// Reads reports whether the request only reads.
 func (e *AuditEvent) Reads() bool { return e.Verb == "get" || e.Verb == "list" || e.Verb == "watch" }
 
 // AuditEvents returns the requests that the API server has answered so far,

@@ -57,7 +57,7 @@ type Request struct {
 	Code int
 	// Fault names the injected fault; empty if the API server was asked.
 	Fault string
-	// Done says that the proxy has finished with the request.
+	// Done reports whether the proxy has finished with the request.
 	Done bool
 }
 

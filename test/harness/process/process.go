@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// Spec says what to run.
+// Spec is what to run.
 type Spec struct {
 	// Name is used in messages. Empty means the base name of Path.
 	Name string
@@ -153,7 +153,7 @@ func (p *Process) attempt(ctx context.Context, ready func(context.Context) error
 	return ready(ctx)
 }
 
-// ExitError says that a process ended before it was ready.
+// ExitError is a process that ended before it was ready.
 type ExitError struct {
 	Name string
 	Err  error

@@ -170,7 +170,7 @@ func (k *kubeletWriter) wantKept(all []nodewatch.Sighting) {
 	}
 }
 
-// kept says what is wrong with the conditions of others in a version of the Node.
+// kept returns what is wrong with the conditions of others in a version of the Node.
 func (k *kubeletWriter) kept(version string, before, now map[corev1.NodeConditionType]corev1.NodeCondition) error {
 	status, byKubelet := k.wrote[version]
 	if !byKubelet && before != nil && !maps.Equal(before, now) {

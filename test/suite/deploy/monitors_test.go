@@ -93,7 +93,7 @@ func TestMonitors(t *testing.T) {
 	}
 }
 
-// within says whether a selector that is not empty selects what has the labels.
+// within reports whether a selector that is not empty selects what has the labels.
 func within(selector, labels map[string]string) bool {
 	all := maps.Clone(labels)
 	maps.Copy(all, selector)

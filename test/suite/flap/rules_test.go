@@ -19,7 +19,7 @@ const (
 // mostPatches is how many there may be in a time that begins with one.
 func mostPatches(d time.Duration) int { return burst + int(d/refill) }
 
-// checkPace says where patches came faster than they may: in any stretch of
+// checkPace returns where patches came faster than they may: in any stretch of
 // time, or right after each other.
 func checkPace(times []time.Time) error {
 	for i := range times {

@@ -112,7 +112,7 @@ func checkApplied(t *testing.T, old, next *v1.Node, patch []byte) {
 	}
 }
 
-// orderOnly says whether the conditions differ in their order alone.
+// orderOnly reports whether the conditions differ in their order alone.
 func orderOnly(a, b *v1.Node) bool {
 	x, y := slices.Clone(a.Status.Conditions), slices.Clone(b.Status.Conditions)
 	if slices.Equal(x, y) {

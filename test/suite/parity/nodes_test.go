@@ -104,7 +104,7 @@ func (s *stage) get(name string) *corev1.Node {
 	return must.Get(s.client.CoreV1().Nodes().Get(s.t.Context(), name, metav1.GetOptions{}))(s.t)
 }
 
-// settled says whether the controllers have done their part: a podCIDR, and the
+// settled reports whether the controllers have done their part: a podCIDR, and the
 // taints that follow from the conditions.
 func settled(node *corev1.Node) bool {
 	want := map[string]bool{

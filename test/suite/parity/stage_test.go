@@ -163,7 +163,7 @@ func (s *stage) startRuntime() (err error) {
 	return err
 }
 
-// begin says that what comes now is not part of the start any more.
+// begin ends the start.
 func (s *stage) begin() { s.since = time.Now() }
 
 func (s *stage) describe() {

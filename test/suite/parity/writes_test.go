@@ -188,7 +188,7 @@ func changes(condition corev1.NodeConditionType, status corev1.ConditionStatus) 
 	}
 }
 
-// isHeartbeat says that a patch holds nothing but heartbeats.
+// isHeartbeat reports whether a patch holds nothing but heartbeats.
 func isHeartbeat(body map[string]any) bool {
 	status, _ := body["status"].(map[string]any)
 	list := conditions(body)
