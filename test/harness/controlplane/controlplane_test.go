@@ -100,6 +100,14 @@ func TestStopLeavesNothing(t *testing.T) {
 		t.Errorf("creation of the Node is not among the %d audit events", len(events))
 	}
 
+	if cp.StartAPIServer(t.Context()) == nil {
+		t.Error("StartAPIServer beside a running one: no error")
+	}
+	must.OK(t, cp.StopAPIServer())
+	if cp.StopAPIServer() == nil {
+		t.Error("StopAPIServer twice: no error")
+	}
+	must.OK(t, cp.StartAPIServer(t.Context()))
 	var pids []int
 	for _, p := range cp.running {
 		pids = append(pids, p.PID())

@@ -138,20 +138,14 @@ func StartForTest(t testing.TB, cp *controlplane.ControlPlane, user string, grou
 func (p *Proxy) Kubeconfig() string { return p.kubeconfig }
 
 // Inject adds a rule. The first rule that matches a request decides, the oldest
-// first. The returned function removes the rule.
-func (p *Proxy) Inject(rule Rule) (remove func()) {
+// first.
+func (p *Proxy) Inject(rule Rule) {
 	if _, err := path.Match(rule.Path, ""); err != nil {
 		panic(fmt.Sprintf("fault: bad pattern %q", rule.Path))
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	added := &rule
-	p.rules = append(p.rules, added)
-	return func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.rules = slices.DeleteFunc(p.rules, func(r *Rule) bool { return r == added })
-	}
+	p.rules = append(p.rules, &rule)
 }
 
 // Clear removes all rules.
