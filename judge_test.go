@@ -1,0 +1,343 @@
+package nodeprobe
+
+import (
+	"errors"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	v1 "k8s.io/api/core/v1"
+
+	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+)
+
+const transition = time.Minute
+
+// watching is a kernel that watches some limits.
+type watching func() (watched []bool, again time.Duration)
+
+func (w watching) Update(*probe.Snapshot, []pressure.Estimate, []pressure.Verdict) ([]bool, time.Duration) {
+	return w()
+}
+
+var watchNothing = watching(func() ([]bool, time.Duration) { return nil, 0 })
+
+// testJudge judges the 5 % of memory and of PIDs that must be available.
+func testJudge(t *testing.T) (*judge, *prometheus.Registry, *strings.Builder) {
+	t.Helper()
+	reg, log := prometheus.NewPedanticRegistry(), &strings.Builder{}
+	cfg := judgeConfig()
+	cfg.Thresholds = thresholds(t, map[string]string{"memory.available": "5%", "pid.available": "5%"})
+	cfg.Logger = slog.New(slog.NewTextHandler(log, nil))
+	return newJudge(&cfg, watchNothing, reg), reg, log
+}
+
+func judgeConfig() Config {
+	return Config{SampleInterval: 10 * time.Second, TransitionPeriod: transition, Logger: slog.New(slog.DiscardHandler)}
+}
+
+func TestJudge(t *testing.T) {
+	m, reg, log := testJudge(t)
+	woken := 0
+	observe := func(s *probe.Snapshot) {
+		if changed, _ := m.observe(s); changed {
+			woken++
+		}
+	}
+
+	want := func(step string, memory, transitions float64, wakes int) {
+		t.Helper()
+		status := map[string]float64{"MemoryPressure": memory, "DiskPressure": 0, "PIDPressure": 0}
+		if step == "nothing yet" {
+			status = map[string]float64{"MemoryPressure": -1, "DiskPressure": -1, "PIDPressure": -1}
+		}
+		if diff := cmp.Diff(status, gauges(t, reg, "nodeprobe_condition_status")); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", step, diff)
+		}
+		if got := gauges(t, reg, "nodeprobe_condition_transitions_total")["MemoryPressure"]; got != transitions || woken != wakes {
+			t.Errorf("%s: %v transitions, woken %d times, want %v and %d", step, got, woken, transitions, wakes)
+		}
+		if lines := strings.Count(log.String(), "condition changed"); lines != int(transitions) {
+			t.Errorf("%s: %d lines about it:\n%s", step, lines, log)
+		}
+	}
+	want("nothing yet", -1, 0, 0)
+	observe(at(0, 50))
+	want("the first look finds nothing", 0, 0, 1)
+	observe(at(10*time.Second, 4))
+	want("pressure", 1, 1, 2)
+	observe(at(20*time.Second, 3))
+	want("still", 1, 1, 2)
+	observe(at(30*time.Second, 50))
+	want("held", 1, 1, 2)
+	if a := m.assess(); !a.verdicts[pressure.MemoryPressure].Held || !a.snapshot.Time.Equal(begin.Add(30*time.Second)) {
+		t.Errorf("assessment: %+v", a)
+	}
+	observe(at(20*time.Second+transition, 50))
+	want("over", 0, 2, 3)
+	if want := `condition=MemoryPressure status=True threshold=memory.available<5% available=4 limit=5 unit=bytes`; !strings.Contains(log.String(), want) {
+		t.Errorf("no evidence %s in\n%s", want, log)
+	}
+}
+
+// Conditions of our own are counted as the kubelet's are: each change of the status,
+// and not that the first look finds nothing, nor that the words are others.
+func TestTransitionsOfOurOwn(t *testing.T) {
+	low, other := rule(t, "example.com/Low", "memory.available < 20"), rule(t, "example.com/Other", "pid.available < 20")
+	reg := prometheus.NewPedanticRegistry()
+	cfg := judgeConfig()
+	cfg.Conditions = []pressure.Rule{low}
+	m := newJudge(&cfg, watchNothing, reg)
+	now := time.Duration(0)
+	step := func(what string, memory int64, want map[string]float64) {
+		t.Helper()
+		now += time.Minute
+		s := at(now, memory)
+		s.Signals[probe.MemoryAvailable].OK = memory >= 0
+		m.observe(s)
+		for _, c := range []string{"MemoryPressure", "DiskPressure", "PIDPressure"} {
+			want[c] = 0
+		}
+		if diff := cmp.Diff(want, gauges(t, reg, "nodeprobe_condition_transitions_total")); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", what, diff)
+		}
+	}
+	step("the first look finds nothing", 50, map[string]float64{"example.com/Low": 0})
+	step("low", 10, map[string]float64{"example.com/Low": 1})
+	step("still low", 9, map[string]float64{"example.com/Low": 1})
+	step("enough", 50, map[string]float64{"example.com/Low": 2})
+	step("nobody knows", -1, map[string]float64{"example.com/Low": 3})
+	step("enough as before", 50, map[string]float64{"example.com/Low": 3})
+	step("low again", 10, map[string]float64{"example.com/Low": 4})
+	low.Reason = "Scarce"
+	cfg.Conditions = []pressure.Rule{low, other}
+	m.reload(&cfg)
+	step("in other words", 10, map[string]float64{"example.com/Low": 4, "example.com/Other": 0})
+	m.seed(&v1.Node{Status: v1.NodeStatus{
+		NodeInfo:   v1.NodeSystemInfo{BootID: "this-boot"},
+		Conditions: []v1.NodeCondition{{Type: "example.com/Other", Status: v1.ConditionTrue, Reason: "Low"}},
+	}}, false)
+	step("one was True before this process", 10, map[string]float64{"example.com/Low": 4, "example.com/Other": 1})
+}
+
+// What the API server says about conditions is history, as long as it is about
+// this boot.
+func TestSeed(t *testing.T) {
+	for _, test := range []struct {
+		name           string
+		ours, theirs   string // boot IDs
+		status         v1.ConditionStatus
+		memory         int64
+		want           pressure.Status
+		held           bool
+		wantTransition float64
+	}{
+		{"True is held", "this-boot", "this-boot", v1.ConditionTrue, 50, pressure.True, true, 0},
+		{"another boot", "this-boot", "last-boot", v1.ConditionTrue, 50, pressure.False, false, 0},
+		{"a Node that never booted", "this-boot", "", v1.ConditionTrue, 50, pressure.False, false, 0},
+		{"our boot ID cannot be read", "", "last-boot", v1.ConditionTrue, 50, pressure.True, true, 0},
+		{"False", "this-boot", "this-boot", v1.ConditionFalse, 50, pressure.False, false, 0},
+		{"Unknown", "this-boot", "this-boot", v1.ConditionUnknown, 50, pressure.False, false, 0},
+		{"True already", "this-boot", "this-boot", v1.ConditionTrue, 1, pressure.True, false, 1},
+		{"False, but it is not", "this-boot", "this-boot", v1.ConditionFalse, 1, pressure.True, false, 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			m, reg, _ := testJudge(t)
+			s := at(0, test.memory)
+			s.Machine.BootID = test.ours
+			m.observe(s)
+			node := &v1.Node{}
+			node.Status.NodeInfo.BootID = test.theirs
+			node.Status.Conditions = []v1.NodeCondition{
+				{Type: v1.NodeReady, Status: v1.ConditionTrue},
+				{Type: v1.NodeMemoryPressure, Status: test.status},
+				{Type: v1.NodePIDPressure, Status: v1.ConditionFalse},
+			}
+			m.seed(node, true)
+			f := m.assess()
+			if v := f.verdicts[pressure.MemoryPressure]; v.Status != test.want || v.Held != test.held {
+				t.Errorf("got %+v", v)
+			}
+			if v := f.verdicts[pressure.PIDPressure]; v.Status != pressure.False {
+				t.Errorf("another condition: %+v", v)
+			}
+			if got := gauges(t, reg, "nodeprobe_condition_transitions_total")["MemoryPressure"]; got != test.wantTransition {
+				t.Errorf("%v transitions, want %v: a restart is none", got, test.wantTransition)
+			}
+			if !test.held {
+				return
+			}
+			// It ends as if there had been no restart.
+			m.observe(at(transition-time.Second, 50))
+			if v := m.assess().verdicts[pressure.MemoryPressure]; v.Status != pressure.True {
+				t.Errorf("before the transition period: %+v", v)
+			}
+			m.observe(at(transition, 50))
+			if v := m.assess().verdicts[pressure.MemoryPressure]; v.Status != pressure.False {
+				t.Errorf("after the transition period: %+v", v)
+			}
+		})
+	}
+}
+
+// A signal that cannot be read does not end what the API server says.
+func TestSeedWithoutEvidence(t *testing.T) {
+	m, _, _ := testJudge(t)
+	s := at(0, 0)
+	s.Signals[probe.MemoryAvailable] = probe.Observation{Err: errors.New("gone")}
+	m.observe(s)
+	node := &v1.Node{}
+	node.Status.NodeInfo.BootID = "this-boot"
+	node.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeMemoryPressure, Status: v1.ConditionTrue}}
+	m.seed(node, true)
+	if v := m.assess().verdicts[pressure.MemoryPressure]; v.Status != pressure.True || !v.Frozen {
+		t.Errorf("got %+v", v)
+	}
+}
+
+// The sampler, the updater and a scrape call at the same time.
+func TestJudgeConcurrently(t *testing.T) {
+	m, reg, _ := testJudge(t)
+	node := &v1.Node{}
+	node.Status.NodeInfo.BootID = "this-boot"
+	node.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeMemoryPressure, Status: v1.ConditionTrue}}
+	var tasks sync.WaitGroup
+	for _, call := range []func(i int){
+		func(i int) { m.observe(at(time.Duration(i)*transition, int64(i%10))) },
+		func(int) { m.seed(node, true) },
+		func(int) { m.assess() },
+		func(int) {
+			if _, err := reg.Gather(); err != nil {
+				t.Error(err)
+			}
+		},
+	} {
+		tasks.Go(func() {
+			for i := range 200 {
+				call(i)
+			}
+		})
+	}
+	tasks.Wait()
+}
+
+// Where the kernel watches all limits no early sample is needed, but for one that
+// is to settle what the kernel has said.
+func TestNextSample(t *testing.T) {
+	m, _, _ := testJudge(t)
+	var again time.Duration
+	m.limits = watching(func() ([]bool, time.Duration) { return []bool{true, true}, again })
+	m.observe(at(0, 6)) // the first two samples make a rate
+	m.observe(at(time.Second, 6))
+	for _, test := range []struct{ again, want time.Duration }{
+		{0, m.interval},
+		{10 * time.Millisecond, 10 * time.Millisecond},
+		{time.Hour, m.interval},
+	} {
+		again = test.again
+		var got time.Duration
+		for i := range 5 { // it grows in steps
+			_, got = m.observe(at(time.Duration(i+2)*time.Second, 6))
+		}
+		if got != test.want {
+			t.Errorf("again after %s: next sample after %s, want %s", test.again, got, test.want)
+		}
+	}
+}
+
+// Conditions of our own are judged on the same snapshot, exported, and ask for a
+// sample when a hold ends.
+func TestOwnConditions(t *testing.T) {
+	cfg := judgeConfig()
+	cfg.Thresholds, cfg.TransitionPeriod = thresholds(t, map[string]string{"memory.available": "5%"}), 0
+	low := rule(t, "example.com/Low", "memory.available < 50%")
+	low.Hold = 4 * time.Second
+	cfg.Conditions = []pressure.Rule{rule(t, "example.com/Short", "MemoryPressure"), low}
+	reg, changes := prometheus.NewPedanticRegistry(), 0
+	m := newJudge(&cfg, watchNothing, reg)
+	for _, step := range []struct {
+		at         time.Duration
+		memory     int64
+		short, low float64
+		changes    int
+		next       time.Duration // at the most
+	}{
+		{0, 80, 0, 0, 1, 10 * time.Second},
+		{time.Second, 40, 0, 1, 2, 10 * time.Second},
+		{2 * time.Second, 4, 1, 1, 3, 10 * time.Second},
+		{3 * time.Second, 80, 0, 1, 4, 3 * time.Second}, // held for 4 s from 2 s on
+		{5 * time.Second, 80, 0, 1, 4, time.Second},
+		{6 * time.Second, 80, 0, 0, 5, 10 * time.Second},
+	} {
+		changed, next := m.observe(at(step.at, step.memory))
+		if changed {
+			changes++
+		}
+		got := gauges(t, reg, "nodeprobe_condition_status")
+		if got["example.com/Short"] != step.short || got["example.com/Low"] != step.low || changes != step.changes || next > step.next {
+			t.Errorf("at %s: %v, %d changes, next in %s; want %+v", step.at, got, changes, next, step)
+		}
+	}
+}
+
+// Metrics follow other thresholds, more of them and fewer.
+func TestMetricsAfterChange(t *testing.T) {
+	m, reg, _ := testJudge(t)
+	m.observe(at(0, 80))
+	cfg := judgeConfig()
+	for _, hard := range []map[string]string{
+		{"memory.available": "10%", "pid.available": "20%", "nodefs.available": "5%", "imagefs.available": "5%"},
+		{"pid.available": "50%"},
+	} {
+		cfg.Thresholds = thresholds(t, hard)
+		m.reload(&cfg)
+		families, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		limits := map[string]string{}
+		for _, family := range families {
+			for _, metric := range family.GetMetric() {
+				if family.GetName() == "nodeprobe_signal_limit_ratio" {
+					limits[metric.GetLabel()[0].GetValue()] = metric.GetLabel()[1].GetValue()
+				}
+			}
+		}
+		want := map[string]string{}
+		for _, signal := range []string{"memory.available", "pid.available"} { // those that there are
+			if hard[signal] != "" {
+				want[signal] = signal + "<" + hard[signal]
+			}
+		}
+		if diff := cmp.Diff(want, limits); diff != "" {
+			t.Error(diff)
+		}
+	}
+}
+
+// A condition of our own that is True stays so over a restart, unless it says what
+// cannot be ours: the API server would refuse it from us.
+func TestSeedRules(t *testing.T) {
+	cfg := judgeConfig()
+	short := rule(t, "example.com/X", "memory.available < 5%")
+	short.Hold = time.Minute
+	cfg.Conditions = []pressure.Rule{short}
+	for reason, want := range map[string]pressure.Status{
+		"Worse": pressure.True, "": pressure.False, "two words": pressure.False, "Worse\n": pressure.False, strings.Repeat("x", 129): pressure.False,
+	} {
+		m := newJudge(&cfg, watchNothing, prometheus.NewRegistry())
+		m.observe(at(0, 50))
+		m.seed(&v1.Node{Status: v1.NodeStatus{
+			NodeInfo:   v1.NodeSystemInfo{BootID: "this-boot"},
+			Conditions: []v1.NodeCondition{{Type: "example.com/X", Status: v1.ConditionTrue, Reason: reason}},
+		}}, false)
+		if f := m.assess().findings[0]; f.Status != want {
+			t.Errorf("reason %q: %+v, want %s", reason, f, want)
+		}
+	}
+}
