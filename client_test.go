@@ -1,0 +1,171 @@
+package nodeprobe
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/nodeprobe/nodeprobe/heartbeat"
+	"github.com/nodeprobe/nodeprobe/internal/testtree"
+	"github.com/nodeprobe/nodeprobe/probe/deadline"
+)
+
+// A request without an answer costs its writer's connections and nobody else's.
+func TestConnectionsOfTheirOwn(t *testing.T) {
+	renewing, renew := make(chan struct{}), make(chan struct{})
+	client := apiUntil(t, time.Now().Add(time.Hour), func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			<-r.Context().Done() // an Event's
+			return
+		}
+		if r.Method == http.MethodPut {
+			close(renewing)
+			<-renew
+		}
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, `{"kind":"Lease","apiVersion":"coordination.k8s.io/v1","metadata":{"name":"n"}}`)
+	})
+	var renewal sync.WaitGroup
+	renewal.Go(func() {
+		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "n", Namespace: heartbeat.Namespace}}
+		if _, err := client.leases.Update(t.Context(), lease); err != nil {
+			t.Errorf("a renewal that was under way: %v", err)
+		}
+	})
+	<-renewing
+	ctx, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer stop()
+	if err := client.events.Create(ctx, &v1.Event{ObjectMeta: metav1.ObjectMeta{Name: "e", Namespace: "default"}}); err == nil {
+		t.Error("the Event is posted")
+	}
+	client.forEvents.reconnect()
+	close(renew)
+	renewal.Wait()
+}
+
+// What the caller's rest.Config has is sent, with our name: the field manager is what
+// the API server takes from the user agent. A token file is read again when the token is
+// refused, and the caller's Config is left as it is.
+func TestCredentials(t *testing.T) {
+	token := filepath.Join(t.TempDir(), "token")
+	write := func(text string) {
+		if err := os.WriteFile(token, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var mu sync.Mutex
+	var sent http.Header
+	valid := "Bearer first"
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		sent = r.Header.Clone()
+		if got := r.Header.Get("Authorization"); got != valid {
+			refusal(metav1.StatusReasonUnauthorized, http.StatusUnauthorized, "Unauthorized")(w, r)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, `{"kind":"Node","apiVersion":"v1","metadata":{"name":"n","uid":"1"}}`)
+	}))
+	defer api.Close()
+	reconnected := 0
+	base := &rest.Config{Host: api.URL, BearerTokenFile: token, UserAgent: "caller", Impersonate: rest.ImpersonationConfig{UserName: "system:node:n"}}
+	before := rest.CopyConfig(base)
+	cfg := Config{NodeName: "n", FieldManager: "edge-agent", Version: "v1.2.3", API: base, OnReconnect: func() { reconnected++ }}
+	write("first\n")
+	client, err := newClients(&cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	get := func(step string, wantErr string) {
+		t.Helper()
+		_, err := client.nodes.Get(t.Context(), "n")
+		if (err == nil) != (wantErr == "") || err != nil && !strings.Contains(err.Error(), wantErr) {
+			t.Errorf("%s: %v, want %q", step, err, wantErr)
+		}
+	}
+	get("a token", "")
+	if sent.Get("User-Agent") != "edge-agent/v1.2.3" || sent.Get("Impersonate-User") != "system:node:n" || sent.Get("Impersonate-Group") != "" {
+		t.Errorf("sent %v", sent)
+	}
+	write("second\n")
+	get("the token from before, which is still valid", "")
+	mu.Lock()
+	valid = "Bearer second"
+	mu.Unlock()
+	get("a token that is not valid any more", "the credentials of Config.API are refused, or have expired")
+	get("the new one", "")
+	if base.UserAgent != before.UserAgent || base.BearerTokenFile != token || base.Dial != nil || base.WrapTransport != nil || base.QPS != 0 {
+		t.Errorf("the caller's Config is changed: %+v", base)
+	}
+	client.forNodes.reconnect()
+	if reconnected != 1 {
+		t.Errorf("OnReconnect was called %d times", reconnected)
+	}
+	get("after reconnecting", "")
+}
+
+// A token file on a disk that hangs keeps nobody waiting for long, and is read again
+// when it answers.
+func TestTokenFileThatHangs(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "token")
+	answer := testtree.HangingFile(t, path)
+	f := &tokenFile{path: path}
+	for range 3 { // waited for once
+		if _, err := f.Token(); !errors.Is(err, deadline.ErrNoAnswer) || !strings.Contains(err.Error(), path) {
+			t.Fatalf("error %v", err)
+		}
+	}
+	answer("secret\n")
+	eventually(t, "token", func() bool {
+		token, err := f.Token()
+		return err == nil && token.AccessToken == "secret" && token.Valid()
+	})
+	for text, want := range map[string]string{"": "is empty", " \n": "is empty"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.Token(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want %s", text, err, want)
+		}
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Token(); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no file: %v", err)
+	}
+}
+
+// A rest.Config that cannot be used is an error of New, which names its origin.
+func TestBadAPI(t *testing.T) {
+	for name, test := range map[string]struct {
+		api          rest.Config
+		origin, want string
+	}{
+		"no address": {rest.Config{Host: "https://::"}, "kubeconfig /k", "use kubeconfig /k: connect to https://:::"},
+		"no CA":      {rest.Config{Host: "https://127.0.0.1:1", TLSClientConfig: rest.TLSClientConfig{CAData: []byte("garbage")}}, "", "use Config.API: connect to https://127.0.0.1:1: unable to load root certificates"},
+	} {
+		for _, mode := range []Mode{Own, Augment, Observe} {
+			cfg, _ := treeConfig(t, testtree.New(t, nil))
+			cfg.Mode, cfg.API, cfg.APIOrigin, cfg.Shadow = mode, &test.api, test.origin, true
+			a, err := New(cfg)
+			if a != nil || err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("%s, mode %s: %v, want %s", name, mode, err, test.want)
+			}
+		}
+	}
+}
