@@ -109,9 +109,11 @@ func (a *Agent) build() (err error) {
 	if a.notifier, err = notify.New(notify.Config{Procfs: cfg.Procfs, Sysfs: cfg.Sysfs, Logger: log}); err != nil {
 		return fmt.Errorf("set up notifier: %w", err)
 	}
-	if a.mode, err = newMode(cfg, a.judge, a.sampler, &a.metrics); err != nil {
+	m, err := newMode(cfg, a.judge, a.sampler, &a.metrics)
+	if err != nil {
 		return err
 	}
+	a.mode = m
 	a.victims = usage.NewVictims(usage.VictimsConfig{
 		Sysfs: cfg.Sysfs, Rootfs: cfg.Rootfs, Hooked: attached(a.hooks, bpf.OOM),
 		Record: a.mode.record, Logger: log,
@@ -179,6 +181,9 @@ func (a *Agent) release() {
 		return
 	}
 	a.metrics.release()
+	if a.mode != nil {
+		a.mode.close()
+	}
 	if a.sensor != nil {
 		if err := a.sensor.Close(); err != nil {
 			a.log.Warn("detach kernel programs", "err", err)

@@ -22,6 +22,7 @@ type augmentMode struct {
 	observeMode // what it has nothing to do for
 
 	comparison
+	clients  *clients
 	content  *status.Conditions
 	updater  *status.Updater
 	recorder *status.Recorder
@@ -36,6 +37,7 @@ func newAugmentMode(cfg *Config, j *judge, reg *registrations) (*augmentMode, er
 		return nil, err
 	}
 	m := &augmentMode{
+		clients:    clients,
 		comparison: comparison{judge: j, shadow: shadow.New(reg)},
 		content:    status.NewConditions(cfg.FieldManager),
 		pulses:     [2]pulse{{name: "status"}, {name: "events"}},
@@ -95,6 +97,8 @@ func (m *augmentMode) report(s *State) {
 	s.Posted = &posted
 }
 
+func (m *augmentMode) close() { m.clients.close() }
+
 // exit removes the conditions, which nothing would keep true. It takes no more than a
 // second.
 func (m *augmentMode) exit() {
@@ -114,6 +118,7 @@ type shadowMode struct {
 	observeMode
 
 	comparison
+	clients *clients
 	updater *status.Updater
 	pulse   pulse
 }
@@ -123,7 +128,7 @@ func newShadowMode(cfg *Config, j *judge, reg *registrations) (*shadowMode, erro
 	if err != nil {
 		return nil, err
 	}
-	m := &shadowMode{comparison: comparison{judge: j, shadow: shadow.New(reg)}, pulse: pulse{name: "status"}}
+	m := &shadowMode{clients: clients, comparison: comparison{judge: j, shadow: shadow.New(reg)}, pulse: pulse{name: "status"}}
 	m.updater, err = status.New(status.Config{
 		NodeName: cfg.NodeName, Nodes: clients.nodes, Timeout: apiTimeout,
 		Content: status.Follow{}, Seen: m.seen,
@@ -138,6 +143,7 @@ func newShadowMode(cfg *Config, j *judge, reg *registrations) (*shadowMode, erro
 }
 
 func (m *shadowMode) tasks() []task                 { return []task{{m.pulse.name, m.updater.Run, m.pulse.alive}} }
+func (m *shadowMode) close()                         { m.clients.close() }
 func (m *shadowMode) observe(*probe.Snapshot, bool) { m.compare() }
 func (m *shadowMode) checks() []Check               { return []Check{{"status", m.updater.Ready()}} }
 

@@ -39,6 +39,14 @@ type clients struct {
 	forNodes, forEvents, forLeases *connections
 }
 
+// close closes all connections.
+func (c *clients) close() {
+	for _, own := range []*connections{c.forNodes, c.forEvents, c.forLeases} {
+		utilnet.CloseIdleConnectionsFor(own.http.Transport)
+		own.tracker.CloseAll()
+	}
+}
+
 // connections are those of one writer.
 type connections struct {
 	http        *http.Client

@@ -36,6 +36,8 @@ type mode interface {
 	mountsChanged()
 	// exit posts what remains to be posted after the tasks have ended.
 	exit()
+	// close closes the connections to the API server. Nothing is called after it.
+	close()
 }
 
 // newMode returns the mode of a configuration.
@@ -64,6 +66,7 @@ func (observeMode) report(*State)                                {}
 func (observeMode) record(string, string, string)                {}
 func (observeMode) mountsChanged()                               {}
 func (observeMode) exit()                                        {}
+func (observeMode) close()                                       {}
 
 // nodeConditions returns findings as conditions of a Node.
 func nodeConditions(findings []pressure.Finding) []status.Condition {

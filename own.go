@@ -27,6 +27,7 @@ import (
 // ownMode writes everything that a kubelet's node status manager writes: the Node, its
 // status, its Lease and Events about it.
 type ownMode struct {
+	clients *clients
 	cfg     *Config
 	judge   *judge
 	sampler *probe.Sampler
@@ -53,7 +54,7 @@ func newOwnMode(cfg *Config, j *judge, sampler *probe.Sampler, reg *registration
 		return nil, err
 	}
 	m := &ownMode{
-		cfg: cfg, judge: j, sampler: sampler, guard: newGuard(cfg, clients.nodes, clients.leases, reg),
+		clients: clients, cfg: cfg, judge: j, sampler: sampler, guard: newGuard(cfg, clients.nodes, clients.leases, reg),
 		pulses: [3]pulse{{name: "status writer"}, {name: "event recorder"}, {name: "lease writer"}},
 	}
 	m.setVolumeLimits(nil)
@@ -316,6 +317,8 @@ func (m *ownMode) shutdownCancelled() {
 
 // leave makes the Node not ready, or ready again if why is nil.
 func (m *ownMode) leave(why error) { m.change(func(f *node.Facts) { f.Leaving = why }) }
+
+func (m *ownMode) close() { m.clients.close() }
 
 // exit posts the exit message, if there is one. It takes no more than a second.
 func (m *ownMode) exit() {
