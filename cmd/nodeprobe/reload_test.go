@@ -49,18 +49,18 @@ func runReloading(t *testing.T) *reloading {
 	}
 	log := slog.New(slog.NewTextHandler(r.log, &slog.HandlerOptions{Level: r.level}))
 	d := &daemon{log: log, registry: prometheus.NewRegistry(), running: make(chan struct{})}
-	p := pathsOf(testtree.New(t, nil))
-	cfg, err := agentConfig(loaded, p)
+	cfg, err := agentConfig(loaded, pathsOf(testtree.New(t, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
 	cfg.Logger, cfg.Registerer, cfg.OnSample = log, d.registry, d.sampled
+	loaded.Agent = cfg // a reload keeps what no file has
 	if d.agent, err = nodeprobe.New(cfg); err != nil {
 		t.Fatal(err)
 	}
 	d.supervisor = process.NewSupervisor(process.SupervisorConfig{Alive: d.alive, Status: d.statusLine, Logger: log})
 	d.reloader = newReloader(reloaderConfig{
-		loader: loader, loaded: loaded, apply: d.reload(p), level: r.level, supervisor: d.supervisor, log: log,
+		loader: loader, loaded: loaded, apply: d.agent.Reload, level: r.level, supervisor: d.supervisor, log: log,
 	}, d.registry)
 	r.daemon = d
 	server, err := web.New(t.Context(), web.Config{}, log)
