@@ -26,8 +26,10 @@ import (
 // it with [Agent.Run]. Its other methods may be called from any goroutine, before,
 // during and after Run.
 type Agent struct {
-	mu      sync.Mutex // guards cfg, after New
-	cfg     Config
+	mu      sync.Mutex // guards inForce
+	inForce Config     // cfg, and what Reload has changed
+
+	cfg     Config // as New made it; the parts keep pointers to it
 	log     *slog.Logger
 	started time.Time
 	metrics registrations
@@ -61,7 +63,7 @@ func New(cfg Config) (*Agent, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("configure agent: %w", err)
 	}
-	a := &Agent{cfg: cfg, log: cfg.Logger, started: time.Now(), hearing: pulse{name: "kernel events"}}
+	a := &Agent{cfg: cfg, inForce: cfg, log: cfg.Logger, started: time.Now(), hearing: pulse{name: "kernel events"}}
 	if err := a.build(); err != nil {
 		a.Close()
 		return nil, err

@@ -47,12 +47,12 @@ var errNothingSampled = errors.New("nothing is sampled yet")
 func (a *Agent) Reload(cfg Config) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	attachments(&cfg, &a.cfg)
+	attachments(&cfg, &a.inForce)
 	cfg = cfg.withDefaults()
 	if err := cfg.Validate(); err != nil {
 		return fmt.Errorf("reload configuration: %w", err)
 	}
-	next := a.cfg
+	next := a.inForce
 	reloadable(&next, &cfg)
 	snapshot, ok := a.sampler.Last()
 	if !ok {
@@ -64,7 +64,7 @@ func (a *Agent) Reload(cfg Config) error {
 	a.warnThresholds(next.Thresholds, &snapshot)
 	a.judge.reload(&next)
 	a.sampler.SetInterval(next.SampleInterval)
-	a.cfg = next
+	a.inForce = next
 	a.mode.observe(&snapshot, true) // a condition of ours may be gone
 	a.wake(probe.CauseReload)
 	if fields := differing(&next, &cfg); len(fields) > 0 {
