@@ -143,7 +143,7 @@ func newShadowMode(cfg *Config, j *judge, reg *registrations) (*shadowMode, erro
 }
 
 func (m *shadowMode) tasks() []task                 { return []task{{m.pulse.name, m.updater.Run, m.pulse.alive}} }
-func (m *shadowMode) close()                         { m.clients.close() }
+func (m *shadowMode) close()                        { m.clients.close() }
 func (m *shadowMode) observe(*probe.Snapshot, bool) { m.compare() }
 func (m *shadowMode) checks() []Check               { return []Check{{"status", m.updater.Ready()}} }
 
