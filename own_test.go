@@ -1,0 +1,306 @@
+package nodeprobe
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeprobe/nodeprobe/internal/testtree"
+	"github.com/nodeprobe/nodeprobe/probe"
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
+	"github.com/nodeprobe/nodeprobe/status/node"
+)
+
+func setPanics(context.Context, *v1.Node) error { panic("a setter's fault") }
+
+func setFails(_ context.Context, n *v1.Node) error {
+	n.Labels["example.com/kept"] = "yes"
+	return errors.New("no such device")
+}
+
+func setGPUs(_ context.Context, n *v1.Node) error {
+	for _, list := range []v1.ResourceList{n.Status.Capacity, n.Status.Allocatable} {
+		list["example.com/gpu"] = resource.MustParse("2")
+	}
+	n.Annotations["example.com/driver"] = "1.2"
+	return nil
+}
+
+// A setter that panics, blocks or fails costs what it would have set, and is named in
+// the log; the others and the built-in ones are posted all the same.
+func TestSetters(t *testing.T) {
+	api := newAPIServer(t)
+	cfg, log := treeConfig(t, testtree.New(t, nil))
+	unblock := make(chan struct{})
+	var calls atomic.Int32
+	setBlocks := func(_ context.Context, n *v1.Node) error { // whatever its ctx
+		calls.Add(1)
+		<-unblock
+		n.Labels["example.com/late"] = "yes"
+		return nil
+	}
+	cfg.Mode, cfg.API, cfg.FieldManager = Own, api.config, "edge-agent"
+	cfg.LeaseDuration = time.Second // which bounds the setters
+	cfg.Annotations = map[string]string{"example.com/note": "any text"}
+	cfg.Labels = map[string]string{"example.com/site": "a"}
+	cfg.Setters = []Setter{setPanics, setBlocks, setFails, setGPUs}
+	a, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer running(t, a)()
+	eventually(t, "what the last setter has set is posted", func() bool {
+		n := api.stored()
+		return n != nil && n.Status.Capacity.Name("example.com/gpu", resource.DecimalSI).Value() == 2 && n.Annotations["example.com/driver"] == "1.2"
+	})
+	n := api.stored()
+	if n.Labels["example.com/kept"] != "yes" || n.Labels["example.com/site"] != "a" || n.Annotations["example.com/note"] != "any text" || n.Labels["example.com/late"] != "" {
+		t.Errorf("labels %v, annotations %v", n.Labels, n.Annotations)
+	}
+	if ready := api.condition("Ready"); ready.Status != v1.ConditionTrue {
+		t.Errorf("Ready: %+v", ready)
+	}
+	eventually(t, "each is named in the log", func() bool {
+		text := log.String()
+		return strings.Contains(text, "setPanics panicked: a setter's fault") && strings.Contains(text, "no such device") &&
+			strings.Contains(text, "setter") && strings.Contains(text, "TestSetters.func")
+	})
+	a.Update()
+	if got := calls.Load(); got != 1 {
+		t.Errorf("a setter that has not returned was called %d times", got)
+	}
+	close(unblock)
+	eventually(t, "it is called again", func() bool { a.Update(); return api.stored().Labels["example.com/late"] == "yes" })
+
+	// All of it is written under the name of the Config.
+	for what, fields := range map[string][]metav1.ManagedFieldsEntry{"node": api.stored().ManagedFields, "lease": func() []metav1.ManagedFieldsEntry {
+		api.mu.Lock()
+		defer api.mu.Unlock()
+		if api.lease == nil {
+			return nil
+		}
+		return api.lease.ManagedFields
+	}()} {
+		if len(fields) == 0 || fields[0].Manager != "edge-agent" {
+			t.Errorf("%s is written by %+v", what, fields)
+		}
+	}
+}
+
+// Reasons of one's own for the node not to be ready end up in Ready.
+func TestReadinessOfOnesOwn(t *testing.T) {
+	api := newAPIServer(t)
+	cfg, _ := treeConfig(t, testtree.New(t, nil))
+	cfg.Mode, cfg.API = Own, api.config
+	var network, storage, soft atomic.Pointer[error]
+	from := func(p *atomic.Pointer[error]) func() error {
+		return func() error {
+			if err := p.Load(); err != nil {
+				return *err
+			}
+			return nil
+		}
+	}
+	cfg.NetworkErrors, cfg.StorageErrors, cfg.SoftRequirements = from(&network), from(&storage), from(&soft)
+	a, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	running(t, a)
+	eventually(t, "ready", func() bool { return api.condition("Ready").Status == v1.ConditionTrue })
+	swap, route, plugin := errors.New("swap is on"), errors.New("no route"), errors.New("no plugin")
+	for _, step := range []struct {
+		set    func()
+		status v1.ConditionStatus
+		texts  []string
+	}{
+		{func() { soft.Store(&swap) }, v1.ConditionTrue, []string{"swap is on"}},
+		{func() { network.Store(&route); storage.Store(&plugin) }, v1.ConditionFalse, []string{"no route", "no plugin"}},
+	} {
+		step.set()
+		a.Update()
+		eventually(t, step.texts[0], func() bool {
+			c := api.condition("Ready")
+			return c.Status == step.status && !slices.ContainsFunc(step.texts, func(text string) bool { return !strings.Contains(c.Message, text) })
+		})
+	}
+}
+
+// Mode Own posts conditions of one's own, but not the defaults that repeat what it posts
+// under the kubelet's names.
+func TestConditionsInModeOwn(t *testing.T) {
+	api := newAPIServer(t)
+	cfg, _ := treeConfig(t, testtree.New(t, nil))
+	cfg.Mode, cfg.API = Own, api.config
+	cfg.Conditions = append(cfg.Conditions, rule(t, "example.com/Short", "MemoryPressure"), rule(t, "example.com/Low", "memory.available < 7Gi"))
+	a, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := running(t, a)
+	eventually(t, "conditions", func() bool { return api.condition("example.com/Low").Status == v1.ConditionTrue })
+	var got []string
+	for _, c := range api.stored().Status.Conditions {
+		got = append(got, string(c.Type))
+	}
+	slices.Sort(got)
+	want := []string{
+		"DiskPressure", "MemoryPressure", "PIDPressure", "Ready", "example.com/Low", "example.com/Short",
+		"nodeprobe.dev/IOContention", "nodeprobe.dev/MemoryContention", "nodeprobe.dev/ReadonlyFilesystem",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("conditions %q, want %q", got, want)
+	}
+	cfg.Conditions = cfg.Conditions[:len(cfg.Conditions)-1]
+	if err := a.Reload(cfg); err != nil {
+		t.Error(err)
+	}
+	eventually(t, "one that is gone from the Config is gone from the Node", func() bool { return api.condition("example.com/Low").Type == "" })
+	if err := stop(); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// Whatever changes while a sample is handled, the Node gets the latest of each source.
+func TestFactsAreNotLost(t *testing.T) {
+	api := newAPIServer(t)
+	cfg, _ := treeConfig(t, testtree.New(t, nil))
+	cfg.Mode, cfg.API = Own, api.config
+	a, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(a.Close)
+	m := a.mode.(*ownMode)
+	for i := range 300 {
+		s := at(time.Duration(i)*time.Second, 50)
+		s.Capacity = probe.Capacity{CPUs: int64(1 + i), Memory: 8 << 30, MemoryOK: true}
+		why, limit := fmt.Sprintf("leaving %d;", i), int64(i)
+		var sources sync.WaitGroup
+		for _, change := range []func(){
+			func() { changed, _ := a.judge.observe(s); m.observe(s, changed) },
+			func() { m.leave(errors.New(why)) },
+			func() { m.limitsChanged(node.VolumeLimits{"attachable-volumes-csi-d": limit}) },
+			func() { m.runtimeChanged() },
+			func() { a.State() },
+		} {
+			sources.Go(change)
+		}
+		sources.Wait()
+		n, _, err := m.content.Initial(t.Context(), s.Time)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ready := n.Status.Conditions[slices.IndexFunc(n.Status.Conditions, func(c v1.NodeCondition) bool { return c.Type == v1.NodeReady })]
+		if got := n.Status.Capacity["attachable-volumes-csi-d"]; n.Status.Capacity.Cpu().Value() != int64(1+i) || got.Value() != limit || !strings.Contains(ready.Message, why) {
+			t.Fatalf("round %d: capacity %v, Ready %q", i, n.Status.Capacity, ready.Message)
+		}
+	}
+}
+
+// The kernel programs' reader and each writer are in State.Live by name, and one that is
+// stuck is not alive, whether or not the API server can be reached.
+func TestLiveness(t *testing.T) {
+	api := newAPIServer(t)
+	for mode, want := range map[Mode][]string{
+		Observe: {"sampler", "kernel events"},
+		Augment: {"sampler", "kernel events", "status", "events"},
+		Own:     {"sampler", "kernel events", "status writer", "event recorder", "lease writer"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			cfg, _ := treeConfig(t, testtree.New(t, nil))
+			cfg.Mode, cfg.API = mode, api.config
+			a, err := New(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer a.Close()
+			pulses := []*pulse{&a.hearing}
+			switch m := a.mode.(type) {
+			case *ownMode:
+				pulses = append(pulses, &m.pulses[0], &m.pulses[1], &m.pulses[2])
+			case *augmentMode:
+				pulses = append(pulses, &m.pulses[0], &m.pulses[1])
+			}
+			var names []string
+			for _, c := range a.State().Live {
+				names = append(names, c.Name)
+			}
+			if !slices.Equal(names, want) {
+				t.Errorf("mode %s: %q, want %q", mode, names, want)
+			}
+			failing := func() (failed []string) {
+				for _, c := range a.State().Live[1:] { // nothing is sampled here
+					if c.Err != nil {
+						failed = append(failed, c.Name)
+					}
+				}
+				return failed
+			}
+			for i, p := range pulses {
+				p.beat(10 * time.Second)
+				time.Sleep(9 * time.Second)
+				if got := failing(); got != nil {
+					t.Errorf("%s in time: %q fail", p.name, got)
+				}
+				time.Sleep(time.Minute) // the machine was stopped: there was no chance to beat
+				if got := failing(); got != nil {
+					t.Errorf("%s after a pause: %q fail", p.name, got)
+				}
+				time.Sleep(pulseGrace)
+				if got := failing(); !slices.Equal(got, want[i+1:i+2]) {
+					t.Errorf("%s stuck: %q fail", p.name, got)
+				}
+				p.beat(0)
+				if got := failing(); got != nil {
+					t.Errorf("%s again: %q fail", p.name, got)
+				}
+			}
+		})
+	}
+}
+
+// An API server that is away makes nothing stuck, and what has changed meanwhile is
+// posted when it is back.
+func TestOutage(t *testing.T) {
+	api := newAPIServer(t)
+	tr := testtree.New(t, nil)
+	cfg, _ := treeConfig(t, tr)
+	cfg.Mode, cfg.API, cfg.LeaseDuration = Own, api.config, time.Second
+	a, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	running(t, a)
+	eventually(t, "posted", func() bool {
+		s := a.State()
+		return s.IsReady() == nil && api.condition("MemoryPressure").Status == v1.ConditionFalse
+	})
+	api.edit(func(s *apiServer) { s.refuse = func(*http.Request) bool { return true } })
+	tr.Write("proc/meminfo", testtree.MemoryInUse(8369140))
+	a.Sample()
+	eventually(t, "not ready", func() bool {
+		s := a.State()
+		return s.IsReady() != nil && s.Verdicts[pressure.MemoryPressure].Status == pressure.True
+	})
+	if s := a.State(); s.Alive() != nil {
+		t.Errorf("stuck: %v", s.Alive())
+	}
+	api.edit(func(s *apiServer) { s.refuse = nil })
+	eventually(t, "posted again", func() bool {
+		s := a.State()
+		return s.IsReady() == nil && api.condition("MemoryPressure").Status == v1.ConditionTrue
+	})
+}
