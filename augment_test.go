@@ -1,0 +1,113 @@
+package nodeprobe
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeprobe/nodeprobe/internal/testtree"
+)
+
+// kubeletNode is a Node that a kubelet wrote so long ago.
+func kubeletNode(age time.Duration) *v1.Node {
+	n := writtenBy("kubelet", "status", age)
+	n.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}
+	n.Name, n.UID, n.ResourceVersion = "192.0.2.7", "kubelets", "1"
+	n.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeMemoryPressure, Status: v1.ConditionFalse}}
+	return n
+}
+
+// Mode Augment posts its conditions beside a kubelet's, touches nothing else, and removes
+// them when Run ends if it is to. Cleanup removes what was left.
+func TestAugment(t *testing.T) {
+	for _, remove := range []bool{true, false} {
+		api := newAPIServer(t)
+		api.node = kubeletNode(time.Second)
+		cfg, _ := treeConfig(t, testtree.New(t, nil))
+		cfg.Mode, cfg.API, cfg.FieldManager, cfg.RemoveConditions = Augment, api.config, "edge-agent", remove
+		a, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		stop := running(t, a)
+		eventually(t, "conditions", func() bool {
+			s := a.State()
+			return len(api.stored().Status.Conditions) == 1+len(cfg.Conditions) && s.IsReady() == nil
+		})
+		if s := a.State(); s.Posted == nil || s.Posted.Time.IsZero() || s.Lease != nil {
+			t.Errorf("state: posted %+v, lease %+v", s.Posted, s.Lease)
+		}
+		if err := stop(); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		left := len(api.stored().Status.Conditions)
+		if want := map[bool]int{true: 1, false: 1 + len(cfg.Conditions)}[remove]; left != want {
+			t.Errorf("remove %t: %d conditions are left, want %d", remove, left, want)
+		}
+		removed, err := Cleanup(t.Context(), cfg)
+		if err != nil || len(removed) != left-1 {
+			t.Errorf("Cleanup: %q, %v", removed, err)
+		}
+		if got := api.stored().Status.Conditions; len(got) != 1 || got[0].Type != v1.NodeMemoryPressure {
+			t.Errorf("after Cleanup: %+v", got)
+		}
+		api.mu.Lock()
+		if i := slices.IndexFunc(api.requests, func(r string) bool {
+			return strings.Contains(r, "lease") || strings.HasPrefix(r, http.MethodPost+" /api/v1/nodes")
+		}); i >= 0 {
+			t.Errorf("it has sent %s", api.requests[i])
+		}
+		api.mu.Unlock()
+	}
+	cfg, _ := treeConfig(t, testtree.New(t, nil))
+	cfg.Mode = Augment
+	if _, err := Cleanup(t.Context(), cfg); err == nil || fieldErrorsOf(err)["API"] == nil {
+		t.Errorf("Cleanup without an API server: %v", err)
+	}
+}
+
+// Mode Own refuses to run beside a kubelet that is alive, and then has written nothing.
+func TestOccupied(t *testing.T) {
+	api := newAPIServer(t)
+	api.node = kubeletNode(time.Second)
+	api.lease = renewedBy("kubelet", time.Second)
+	api.lease.Name, api.lease.TypeMeta = "192.0.2.7", metav1.TypeMeta{APIVersion: "coordination.k8s.io/v1", Kind: "Lease"}
+	cfg, _ := treeConfig(t, testtree.New(t, nil))
+	cfg.Mode, cfg.API, cfg.ExitMessage = Own, api.config, "bye"
+	a, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Run(t.Context()); !errors.Is(err, ErrOccupied) || !strings.Contains(err.Error(), "kubelet renewed its lease") {
+		t.Errorf("Run: %v", err)
+	}
+	if i := slices.IndexFunc(api.requests, func(r string) bool { return !strings.HasPrefix(r, http.MethodGet) }); i >= 0 {
+		t.Errorf("it has sent %s", api.requests[i])
+	}
+}
+
+// A shadow reads the Node and writes nothing.
+func TestShadow(t *testing.T) {
+	api := newAPIServer(t)
+	api.node = kubeletNode(time.Second)
+	cfg, _ := treeConfig(t, testtree.New(t, nil))
+	cfg.Shadow, cfg.API = true, api.config
+	a, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	running(t, a)
+	eventually(t, "ready", func() bool { s := a.State(); return s.IsReady() == nil })
+	api.mu.Lock()
+	defer api.mu.Unlock()
+	if i := slices.IndexFunc(api.requests, func(r string) bool { return !strings.HasPrefix(r, http.MethodGet) }); i >= 0 || len(api.requests) == 0 {
+		t.Errorf("it has sent %q", api.requests)
+	}
+}
