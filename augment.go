@@ -90,7 +90,8 @@ func (m *augmentMode) set() { m.content.Set(nodeConditions(m.judge.assess().find
 
 func (m *augmentMode) reload(*Config, *probe.Snapshot) error { return nil } // the rules are the judge's
 func (m *augmentMode) checks() []Check                       { return []Check{{"status", m.updater.Ready()}} }
-func (m *augmentMode) record(kind, reason, message string)   { m.recorder.Record(kind, reason, message) }
+
+func (m *augmentMode) record(kind, reason, message string) { m.recorder.Record(kind, reason, message) }
 
 func (m *augmentMode) report(s *State) {
 	posted := m.updater.Posted()

@@ -53,7 +53,7 @@ func (c *csiNode) Run(ctx context.Context, changed func(node.VolumeLimits)) erro
 		}
 		switch {
 		case err != nil:
-			c.log.Warn("volume limits cannot be read", once.Failure("volume limits"), "err", err)
+			c.log.Warn("volume limits cannot be read", once.Failure("volume limits"), slog.Any("err", err))
 			wait = csiNodeRetry
 		case !maps.Equal(c.last, limits):
 			c.last = limits

@@ -91,21 +91,33 @@ func TestVectors(t *testing.T) {
 		want         map[v1.ResourceName]string // allocatable
 	}{
 		{
-			"V1", map[string]string{"cpu": "100m", "memory": "200Mi"}, map[string]string{"memory": "300Mi"}, eviction{"memory.available": "100Mi"}, pages,
+			"V1",
+			map[string]string{"cpu": "100m", "memory": "200Mi"},
+			map[string]string{"memory": "300Mi"},
+			eviction{"memory.available": "100Mi"},
+			pages,
 			map[v1.ResourceName]string{"cpu": "3900m", "memory": "14721280Ki", "hugepages-2Mi": "1Gi", "pods": "110"},
 		},
 		{"V2", nil, nil, nil, odd, map[v1.ResourceName]string{"ephemeral-storage": "119716326407"}},
 		{"V3", nil, nil, nil, disk, map[v1.ResourceName]string{"ephemeral-storage": "96636764000"}},
 		{
-			"V4", map[string]string{"memory": "50Mi"}, map[string]string{"memory": "100Mi"}, eviction{"memory.available": "5%"}, disk,
+			"V4",
+			map[string]string{"memory": "50Mi"},
+			map[string]string{"memory": "100Mi"},
+			eviction{"memory.available": "5%"},
+			disk,
 			map[v1.ResourceName]string{"memory": fmt.Sprint(10<<30 - 694157320)},
 		},
 		{
-			"V31", nil, nil, eviction{"memory.available": "200Mi", "nodefs.available": "10%"}, disk,
+			"V31", nil, nil,
+			eviction{"memory.available": "200Mi", "nodefs.available": "10%"},
+			disk,
 			map[v1.ResourceName]string{"memory": "10040Mi", "ephemeral-storage": "96636764000"},
 		},
 		{
-			"V31 with the others turned off", nil, nil, eviction{"memory.available": "200Mi"}, disk,
+			"V31 with the others turned off", nil, nil,
+			eviction{"memory.available": "200Mi"},
+			disk,
 			map[v1.ResourceName]string{"memory": "10040Mi", "ephemeral-storage": "100Gi"},
 		},
 		{"nothing is reserved", nil, nil, eviction{}, disk, map[v1.ResourceName]string{"memory": "10Gi"}},
