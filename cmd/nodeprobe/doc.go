@@ -65,6 +65,9 @@ run, besides:
 	--web.enable-pprof           serve Go's profiles of this process
 	--table WHEN                 a live table: auto (in a terminal), on or off
 
+How a kubelet's files, nodeprobe's own and flags are merged is documented in package
+cmd/nodeprobe/internal/config.
+
 The Node's name is that of --hostname-override, else nodeName, else the environment
 variable NODE_NAME, else the hostname. GOMEMLIMIT, the Go runtime's own variable, bounds
 what garbage may add; the manifests set it to three quarters of the memory limit.
@@ -98,7 +101,8 @@ cmd/nodeprobe/internal/web documents TLS, users, and how many clients are served
 # Signals
 
 SIGINT and SIGTERM stop run: listeners close, kernel programs are detached, and what was
-last posted stays, but for conditionsOnExit and exitMessage. A second one ends it at once.
+last posted stays, apart from conditionsOnExit and exitMessage. A second one ends it at
+once.
 
 SIGHUP reloads the configuration, as does a change of its files within a minute:
 
@@ -111,13 +115,13 @@ The kernel programs stay attached, and a condition that is held stays held.
 # As a service
 
 Started with NOTIFY_SOCKET, as by systemd with Type=notify-reload, run notifies when it is
-ready (the first sample is taken, and no kubelet is known to be alive), reloads and stops,
-of the line that systemctl status shows, and with WatchdogSec, that it is alive: no task
-is stuck. An API server that is away is no reason to be killed.
+ready (the first sample is taken, and no kubelet is known to be alive), reloads and stops.
+It sends the line that systemctl status shows and, with WatchdogSec, keep-alives as long as
+no task is stuck. An API server that is away is no reason to be killed.
 
 # Privileges
 
-Once its programs are attached and its ports are bound, run drops in all threads every
+Once its programs are attached and its ports are bound, run drops, in all threads, every
 capability that it will not need again (dropCapabilities). The log and preflight list
 those that it keeps, if it has them:
 

@@ -2,6 +2,9 @@
 // the sysctls that limit tasks, and the memory events of the pods' cgroup. Each is a
 // hint that costs nothing while nothing happens, and that the next sample confirms or
 // not; a source that a machine lacks costs just its hints.
+//
+// Stalls need Linux 4.20 with CONFIG_PSI, and psi=1 on the command line of kernels that
+// have it off by default (RHEL). Without it their figures are absent, which is no error.
 package notify
 
 import (

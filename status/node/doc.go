@@ -22,7 +22,7 @@
 //     kubelet's flips to False and back.
 //   - The transition time of a condition that changed while the API server was away is
 //     when it changed. A kubelet's is when it was posted.
-//   - Conditions of our own are posted after the kubelet's.
+//   - Conditions by configured rules are posted after the kubelet's.
 //
 // Capacity and information about the node:
 //
@@ -41,6 +41,7 @@
 //     if it does not know the type.
 //   - While no name server answers, the Node keeps its address. A kubelet's becomes the one
 //     of the default route. A node IP that is none is an error; a kubelet ignores it.
+//   - Without a container runtime, what only a runtime knows is absent.
 //   - Extended resources that others put on the Node are left alone, allocatable too, which
 //     follows a capacity that is written alone. There is no device manager. A kubelet makes
 //     allocatable equal to capacity, and 0 after a restart without its device plugins.
@@ -49,13 +50,14 @@
 //
 //   - Ready is True at once. There is no CSINode to wait for: this agent makes none. A
 //     kubelet's Node is not ready before it has made its CSINode.
-//   - Features that a kubelet declared on the Node are removed at registration.
+//   - declaredFeatures are not posted: they are promises about running pods. Those that a
+//     kubelet declared on the Node are removed at registration.
 //   - Labels under kubernetes.io are left to the API server to judge. A kubelet refuses
 //     those that are not on its list.
 //   - A deleted Node is not registered again before a restart, as with a kubelet, but its
 //     Lease is neither renewed nor created again either. A kubelet renews it until it is
-//     collected. If somebody else creates the Node again, what registration owns is mended
-//     before the status is posted.
+//     collected. /readyz, a metric and an alert report it. If another client creates the Node
+//     again, what registration owns is mended before the status is posted.
 //   - If another program writes the Node's status or Lease, the agent refuses to start, or
 //     stops writing until a restart. It writes nothing before it could read both.
 //
@@ -76,7 +78,7 @@
 //   - There are none about a kubelet's own work, such as Starting and EvictionThresholdMet.
 //   - A process that is killed for lack of memory is one, with its pod and container. A
 //     kubelet records it only if the whole node was out of memory.
-//   - A filesystem that turns read-only is one.
+//   - A filesystem that turns read-only is one, FilesystemIsReadOnly.
 //
 // Lease, API server and shutdown:
 //

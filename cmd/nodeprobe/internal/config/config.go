@@ -1,8 +1,36 @@
-// Package config reads nodeprobe's configuration: our own YAML file over a kubelet's
+// Package config reads nodeprobe's configuration: its own YAML file over a kubelet's
 // files over the defaults, and the settings of the command line over all of them.
 //
 // What a field may be is for [nodeprobe.Config.Validate] to decide. This package parses
-// the texts, and maps what is wrong back to file, line and field.
+// the text, and maps what is wrong back to file, line and field. [Default] returns the
+// reference: every field with its default and an explanation.
+//
+// # A kubelet's configuration
+//
+// With --kubelet-config FILE and --kubelet-config-dir DIR, the fields that a
+// KubeletConfiguration (kubelet.config.k8s.io/v1beta1, YAML or JSON) has in common with
+// nodeprobe's are defaults. From the weakest to the strongest:
+//
+//	nodeprobe's defaults, FILE, the files of DIR, nodeprobe's own file, flags
+//
+// DIR is read as by a kubelet: *.conf, sorted by path, subdirectories too. Each is a JSON
+// merge patch with apiVersion and kind; null deletes a field or an entry. Zero means
+// unset wherever it does to a kubelet: evictionPressureTransitionPeriod: 0s is 5m there,
+// but no time at all in nodeprobe's own file. If containerRuntimeEndpoint is not set, it
+// is containerd's, as for a kubelet.
+//
+// The kubelet's other fields are ignored, and listed. An unknown field is a warning, a
+// file that cannot be parsed an error. Each difference from what a kubelet would do is a
+// [Remark]:
+//
+//	nodeStatusReportFrequency     does not follow nodeStatusUpdateFrequency
+//	evictionHard                  is merged with the defaults, unless
+//	                              mergeDefaultEvictionSettings is false
+//	evictionHard: {}              in FILE: no thresholds, as for a kubelet
+//	evictionHard[pid.available]   keeps nodeprobe's default; a kubelet has none
+//
+// A kubelet's flags (--node-ip, --node-labels, --hostname-override) are in no file, and
+// have to be moved by hand.
 package config
 
 import (
@@ -26,9 +54,9 @@ import (
 
 // Files is where a configuration comes from.
 type Files struct {
-	Own string // "" is all defaults
+	Own string // nodeprobe's own; "" is all defaults
 	// KubeletFile is a KubeletConfiguration and KubeletDir a directory of its drop-ins,
-	// *.conf; "" is none. They lie below our own file and above our defaults.
+	// *.conf; "" is none. They rank below Own and above the defaults.
 	KubeletFile, KubeletDir string
 	// Settings win over every file.
 	Settings []Setting

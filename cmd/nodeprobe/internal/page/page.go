@@ -1,6 +1,15 @@
 // Package page is what people look at: the status page and its JSON, the health
 // endpoints, the live table in a terminal, and the output of "nodeprobe snapshot".
 // All of it is made from a [nodeprobe.State]; only [History] remembers anything.
+//
+// The status page loads nothing from elsewhere, works without JavaScript, and works
+// behind a proxy that adds a prefix to the path. A request for it, or for /api/v1/status,
+// asks for a sample if the latest is older than a second; the next request shows it.
+//
+// In /api/v1/history each column has one entry per time, about five seconds apart. An
+// entry is the worst from that time until the next: of each signal the least that was
+// available, and of each stall the largest share of ten seconds. It is null if the figure
+// could not be read.
 package page
 
 import (
