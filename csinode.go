@@ -49,11 +49,11 @@ func (c *csiNode) Run(ctx context.Context, changed func(node.VolumeLimits)) erro
 			return context.Cause(ctx)
 		}
 		if err == nil {
-			c.log.Info("volume limits can be read again", once.Recovery("volume limits"))
+			c.log.Info("volume limits can be read again", once.Recovery, "volume limits")
 		}
 		switch {
 		case err != nil:
-			c.log.Warn("volume limits cannot be read", once.Failure("volume limits"), slog.Any("err", err))
+			c.log.Warn("volume limits cannot be read", once.Failure, "volume limits", "err", err)
 			wait = csiNodeRetry
 		case !maps.Equal(c.last, limits):
 			c.last = limits

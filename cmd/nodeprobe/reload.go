@@ -106,9 +106,9 @@ func (r *reloader) Run(ctx context.Context) error {
 func (r *reloader) fileState() fileState {
 	state, err := r.loader.look()
 	if err != nil {
-		r.log.Warn("cannot tell whether the configuration has changed", once.Failure("configuration files"), "err", err)
+		r.log.Warn("cannot tell whether the configuration has changed", once.Failure, "configuration files", "err", err)
 	} else {
-		r.log.Info("configuration files can be looked at again", once.Recovery("configuration files"))
+		r.log.Info("configuration files can be looked at again", once.Recovery, "configuration files")
 	}
 	return state
 }

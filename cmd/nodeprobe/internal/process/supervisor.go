@@ -170,10 +170,10 @@ func (s *Supervisor) notify(lines ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err := s.send(strings.Join(lines, "\n")); err != nil {
-		s.cfg.Logger.Warn("cannot notify service manager", once.Failure("notify"), slog.Any("err", err))
+		s.cfg.Logger.Warn("cannot notify service manager", once.Failure, "notify", "err", err)
 		return
 	}
-	s.cfg.Logger.Info("service manager can be notified again", once.Recovery("notify"))
+	s.cfg.Logger.Info("service manager can be notified again", once.Recovery, "notify")
 }
 
 // send connects for each message. Messages are rare, and the socket may have been
