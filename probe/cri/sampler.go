@@ -12,6 +12,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/nodeprobe/nodeprobe/internal/once"
 )
 
 // The intervals and bounds that a Config has where it is zero.
@@ -34,9 +36,6 @@ const (
 	// about to be, and the node with it. The kubelet does the same.
 	eagerPause = 100 * time.Millisecond
 	eagerFor   = 2 * time.Minute
-	// relogInterval is how often a call that keeps failing may be logged again
-	// because of another error.
-	relogInterval = time.Minute
 )
 
 // Config says which runtime to ask, and how often.
@@ -99,7 +98,6 @@ type Sampler struct {
 	current Snapshot
 	due     [NumCalls]time.Time // zero: at once
 	eager   time.Time           // until when eagerPause applies; zero before Run
-	logged  [NumCalls]logged
 
 	mu      sync.Mutex // guards the rest
 	last    Snapshot
@@ -114,12 +112,6 @@ type service struct {
 	lost     error // in the present Sample
 }
 
-// logged is what was last logged about a call.
-type logged struct {
-	text string // "" while the call succeeds
-	at   time.Time
-}
-
 // New makes a Sampler. It connects to nothing and starts no goroutine.
 func New(cfg Config) (*Sampler, error) {
 	if err := cfg.validate(); err != nil {
@@ -131,6 +123,7 @@ func New(cfg Config) (*Sampler, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	cfg.Logger = once.Logger(cfg.Logger)
 	s := &Sampler{
 		cfg: cfg,
 		interval: [NumCalls]time.Duration{
@@ -216,7 +209,7 @@ func (s *Sampler) Sample(ctx context.Context) *Snapshot {
 		if c == CallStatus {
 			s.current.Silent = s.noteSilence(out == replied && s.current.Status.Runtime.Status)
 		}
-		s.note(c, err, now)
+		s.note(c, err)
 		read.Err = err
 		switch {
 		case out == replied:
@@ -351,20 +344,13 @@ func (s *Sampler) fetch(ctx context.Context, c Call) error {
 }
 
 // note logs the failure of a call once per change.
-func (s *Sampler) note(c Call, err error, now time.Time) {
-	last := &s.logged[c]
-	if err == nil {
-		if last.text != "" {
-			*last = logged{}
-			s.cfg.Logger.Info("container runtime answers again", "call", c.String(), "endpoint", s.services[c].endpoint)
-		}
+func (s *Sampler) note(c Call, err error) {
+	key := "container runtime " + c.String()
+	if err != nil {
+		s.cfg.Logger.Warn("container runtime does not answer", once.Varying, key, "err", err)
 		return
 	}
-	text := err.Error()
-	if text != last.text && (last.text == "" || now.Sub(last.at) >= relogInterval) {
-		*last = logged{text: text, at: now}
-		s.cfg.Logger.Warn("container runtime does not answer", "err", err)
-	}
+	s.cfg.Logger.Info("container runtime answers again", once.Recovery, key, "call", c.String(), "endpoint", s.services[c].endpoint)
 }
 
 // Run samples at once, then at each interval, and sooner again while the runtime is
