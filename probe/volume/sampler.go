@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nodeprobe/nodeprobe/internal/once"
 )
 
 // Snapshot is what is known of the CSI volumes in use on a node. It does not change
@@ -46,8 +48,6 @@ const (
 	// retryPause is the pause after a look that failed. It doubles with each failure,
 	// up to lookInterval.
 	retryPause = time.Second
-	// relogInterval is how often another error of the same outage may be logged.
-	relogInterval = time.Minute
 
 	defaultTimeout = 2 * time.Second
 )
@@ -75,10 +75,8 @@ type Sampler struct {
 	errors prometheus.Counter
 
 	// What follows belongs to the goroutine that calls Sample.
-	looked   *look
-	late     chan *look // the answer of a look that timed out; else nil
-	logged   string     // the error that was logged last; "" if none since all could be read
-	loggedAt time.Time
+	looked *look
+	late   chan *look // the answer of a look that timed out; else nil
 
 	mu   sync.Mutex // guards last
 	last Snapshot
@@ -105,6 +103,7 @@ func New(cfg Config) (*Sampler, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	cfg.Logger = once.Logger(cfg.Logger)
 	s := &Sampler{
 		cfg: cfg, wake: make(chan struct{}, 1),
 		mounts: newFinder(cfg.Procfs, cfg.Rootfs, cfg.RootDirectory).mounts, read: readVolume,
@@ -222,21 +221,15 @@ func (s *Sampler) settle(found *look, err error) Snapshot {
 	return s.last
 }
 
-// note logs once per change that a look failed.
+// note counts a look that failed, and logs it once per change.
 func (s *Sampler) note(err error) {
-	if err == nil {
-		if s.logged != "" {
-			s.logged = ""
-			s.cfg.Logger.Info("all volumes in use are known again")
-		}
+	const key = "volumes in use"
+	if err != nil {
+		s.errors.Inc()
+		s.cfg.Logger.Warn("volumes in use cannot be read; keeping those known before", once.Varying, key, "err", err)
 		return
 	}
-	s.errors.Inc()
-	text, now := err.Error(), time.Now()
-	if text != s.logged && (s.logged == "" || now.Sub(s.loggedAt) >= relogInterval) {
-		s.logged, s.loggedAt = text, now
-		s.cfg.Logger.Warn("volumes in use cannot be read; keeping those known before", "err", err)
-	}
+	s.cfg.Logger.Info("all volumes in use are known again", once.Recovery, key)
 }
 
 // look looks at the node once; before is the result of the previous look, or nil.
