@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nodeprobe/nodeprobe/internal/once"
 )
 
 // Cause is what a Notifier reports.
@@ -95,7 +97,6 @@ type watch struct {
 	fd     int // -1 while closed
 	detail string
 	err    error
-	logged string
 
 	// The source is not polled before quiet. Nothing is lost by that: the kernel
 	// keeps the event.
@@ -143,7 +144,7 @@ func New(cfg Config) (*Notifier, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	n := &Notifier{logger: cfg.Logger, poll: unix.Poll, wakeFD: -1}
+	n := &Notifier{logger: once.Logger(cfg.Logger), poll: unix.Poll, wakeFD: -1}
 	for i, t := range cfg.Stalls {
 		if err := t.validate(); err != nil {
 			return nil, fmt.Errorf("stalls[%d]: %w", i, err)
@@ -337,17 +338,11 @@ func (w *watch) close() {
 // log logs once per change that a source fails, or works again. The level is Info: a
 // machine without PSI or pods has nothing to fix.
 func (n *Notifier) log(w *watch) {
-	text := ""
+	name := w.source.name()
+	key := "notifications from " + name
 	if w.err != nil {
-		text = w.err.Error()
-	}
-	if text == w.logged {
+		n.logger.Info("no notifications from source", once.Failure, key, "source", name, "err", w.err, "remedy", w.source.remedy(w.err))
 		return
 	}
-	w.logged = text
-	if w.err != nil {
-		n.logger.Info("no notifications from source", "source", w.source.name(), "err", w.err, "remedy", w.source.remedy(w.err))
-		return
-	}
-	n.logger.Info("notifications from source again", "source", w.source.name(), "detail", w.detail)
+	n.logger.Info("notifications from source again", once.Recovery, key, "source", name, "detail", w.detail)
 }
