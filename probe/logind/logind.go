@@ -9,6 +9,8 @@ import (
 	"io"
 	"log/slog"
 	"time"
+
+	"github.com/nodeprobe/nodeprobe/internal/once"
 )
 
 // Config is the configuration of an Inhibitor. All fields are required.
@@ -36,9 +38,8 @@ type Inhibitor struct {
 	connect func(context.Context) (bus, error)
 
 	// Owned by Run.
-	lock   io.Closer // logind waits as long as it is open; nil while not held
-	begun  bool      // Begin was called, and Cancel was not called since
-	logged string    // the error that was logged last
+	lock  io.Closer // logind waits as long as it is open; nil while not held
+	begun bool      // Begin was called, and Cancel was not called since
 }
 
 // bus is a connection to logind.
@@ -61,6 +62,7 @@ var (
 
 // New returns an Inhibitor. It does not connect yet.
 func New(cfg Config) *Inhibitor {
+	cfg.Logger = once.Logger(cfg.Logger)
 	return &Inhibitor{cfg: cfg, connect: func(ctx context.Context) (bus, error) { return dial(ctx, cfg.Address, cfg.Who) }}
 }
 
@@ -68,6 +70,9 @@ const (
 	retryInterval = 10 * time.Second
 	callTimeout   = 5 * time.Second
 )
+
+// onceKey names the connection to logind where its failures are logged.
+const onceKey = "systemd-logind"
 
 // Run delays shutdowns until ctx ends, and returns its cause. If there is no bus, or no
 // logind, it retries every 10 s and logs each error once.
@@ -78,10 +83,7 @@ func (i *Inhibitor) Run(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
 		}
-		if err.Error() != i.logged {
-			i.logged = err.Error()
-			i.cfg.Logger.Warn("shutdowns of the machine are not delayed", "err", err)
-		}
+		i.cfg.Logger.Warn("shutdowns of the machine are not delayed", once.Failure, onceKey, "err", err)
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -103,7 +105,7 @@ func (i *Inhibitor) listen(ctx context.Context) error {
 		if err := i.check(ctx, bus); err != nil {
 			return err
 		}
-		i.logged = ""
+		i.cfg.Logger.Info("systemd-logind answers again", once.Recovery, onceKey)
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
