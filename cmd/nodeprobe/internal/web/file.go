@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/exporter-toolkit/web"
 	"golang.org/x/sys/unix"
 
+	"github.com/nodeprobe/nodeprobe/internal/once"
 	"github.com/nodeprobe/nodeprobe/probe/deadline"
 )
 
@@ -33,7 +34,6 @@ type file struct {
 	mu      sync.Mutex // guards the rest
 	config  *config    // in force
 	reading deadline.Worker[reading]
-	failure string // of the last reload; "" if it succeeded
 }
 
 // openFile reads the file, which must be right to start with.
@@ -47,7 +47,7 @@ func openFile(path string, log *slog.Logger) (*file, error) {
 		return nil, fmt.Errorf("copy web configuration: %w", err)
 	}
 	f := &file{
-		path: path, log: log, config: config, fd: fd,
+		path: path, log: once.Logger(log), config: config, fd: fd,
 		good: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "nodeprobe_web_config_last_reload_successful",
 			Help: "Whether the web configuration in force is that of the files; 0: they are wrong, and the last good one stays.",
@@ -114,16 +114,14 @@ func (f *file) replace(next *config) error {
 
 // reloaded logs a failure once, and its end.
 func (f *file) reloaded(err error) {
-	switch {
-	case err == nil && f.failure != "":
-		f.failure = ""
-		f.good.Set(1)
-		f.log.Info("web configuration is good again", "file", f.path)
-	case err != nil && f.failure != err.Error():
-		f.failure = err.Error()
+	const key = "web configuration"
+	if err != nil {
 		f.good.Set(0)
-		f.log.Error("web configuration is wrong; the last good one stays in force", "err", err)
+		f.log.Error("web configuration is wrong; the last good one stays in force", once.Failure, key, "err", err)
+		return
 	}
+	f.good.Set(1)
+	f.log.Info("web configuration is good again", once.Recovery, key, "file", f.path)
 }
 
 // inMemory returns the descriptor of a file in memory.
