@@ -59,8 +59,9 @@ type connections struct {
 func newClients(cfg *Config) (*clients, error) {
 	base := rest.CopyConfig(cfg.API)
 	base.UserAgent = cfg.FieldManager + "/" + cfg.Version
-	// Retries and bounds are the writers' own: each call has a deadline.
-	base.QPS, base.RateLimiter = -1, nil
+	// Retries and bounds are the writers' own: each call has a deadline, and a watch
+	// lasts longer than any of them.
+	base.QPS, base.RateLimiter, base.Timeout = -1, nil, 0
 	var authorize clienttransport.WrapperFunc // nil for what client-go does by itself
 	if path := base.BearerTokenFile; path != "" {
 		// As by client-go itself, but the file is also read again after the token is
@@ -133,7 +134,7 @@ func (c *connections) connect(cfg *rest.Config, authorize clienttransport.Wrappe
 // used again otherwise. One over which a request got no answer is not idle while
 // the watch uses it; so then all of them go.
 func (c *connections) reconnect() {
-	c.onReconnect()
+	defer c.onReconnect()
 	if c.silent.Swap(false) {
 		c.tracker.CloseAll()
 		return

@@ -118,6 +118,39 @@ func TestCredentials(t *testing.T) {
 	get("after reconnecting", "")
 }
 
+// A timeout of the caller's rest.Config is for its own calls: the watch of the Node
+// lasts for minutes.
+func TestWatchOutlivesTimeoutOfConfig(t *testing.T) {
+	limit := make(chan string, 1)
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		limit <- r.URL.Query().Get("timeout")
+		time.Sleep(20 * time.Millisecond) // longer than the timeout
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, `{"type":"ADDED","object":{"kind":"Node","apiVersion":"v1","metadata":{"name":"n"}}}`+"\n")
+	}))
+	defer api.Close()
+	cfg := Config{
+		NodeName: "n", FieldManager: DefaultFieldManager, Version: "v1.2.3",
+		API: &rest.Config{Host: api.URL, Timeout: time.Millisecond}, OnReconnect: func() {},
+	}
+	client, err := newClients(&cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.close()
+	w, err := client.nodes.Watch(t.Context(), "n", "1", time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Stop()
+	if event, ok := <-w.ResultChan(); !ok || event.Type != "ADDED" {
+		t.Errorf("the watch ended: %v", event)
+	}
+	if got := <-limit; got != "" {
+		t.Errorf("the API server is asked for a timeout of %s", got)
+	}
+}
+
 // A token file on a disk that hangs keeps nobody waiting for long, and is read again
 // when it answers.
 func TestTokenFileThatHangs(t *testing.T) {
