@@ -62,17 +62,18 @@ func SocketPath(endpoint string) (string, error) {
 // stays connected until close. grpc gets a connection that is already made, and no
 // other: it would keep trying to connect in the background.
 type client struct {
-	path    string
-	dial    func(ctx context.Context, path string) (net.Conn, error)
-	dialled func()        // called at each attempt to connect
-	dialing chan struct{} // full while dial runs
+	path      string
+	dial      func(ctx context.Context, path string) (net.Conn, error)
+	dialled   func()        // called at each attempt to connect
+	connected func()        // called at each new connection, before the first call over it
+	dialing   chan struct{} // full while dial runs
 
 	socket net.Conn // nil while closed, as is conn
 	conn   *grpc.ClientConn
 }
 
-func newClient(path string, dialled func()) *client {
-	return &client{path: path, dial: dialSocket, dialled: dialled, dialing: make(chan struct{}, 1)}
+func newClient(path string, dialled, connected func()) *client {
+	return &client{path: path, dial: dialSocket, dialled: dialled, connected: connected, dialing: make(chan struct{}, 1)}
 }
 
 // call makes one unary call. It returns when ctx ends. A call over a connection
@@ -135,6 +136,7 @@ func (c *client) connect(ctx context.Context) error {
 		return err
 	}
 	c.socket, c.conn = socket, conn
+	c.connected()
 	return nil
 }
 

@@ -11,6 +11,8 @@ import (
 	"net/http"
 	"os"
 	goruntime "runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -316,15 +318,26 @@ func TestRestart(t *testing.T) {
 	}
 }
 
-// A restart between two Samples is not an error, although the connection is from
-// before it, and the end of it may not have been noticed yet.
+// A restart between two Samples is not an error, although the connection is from before
+// it, and the end of it may not have been noticed yet. The new process is asked for its
+// version and gets the pods' addresses in the Sample that finds it.
 func TestRestartInBetween(t *testing.T) {
 	path := socket(t)
 	s := newSampler(t, Config{Endpoint: path})
-	for range 20 {
-		runtime := startRuntime(t, path, critest.Healthy())
-		if err := s.Sample(t.Context()).Reads[CallStatus].Err; err != nil {
-			t.Error(err)
+	const cidr = "10.244.3.0/24"
+	s.Configure(cidr)
+	for i := range 20 {
+		replies := critest.Healthy()
+		replies.Version.RuntimeVersion = strconv.Itoa(i)
+		runtime := startRuntime(t, path, replies)
+		snap := s.Sample(t.Context())
+		for c, read := range snap.Reads {
+			if read.Err != nil {
+				t.Errorf("%s: %v", Call(c), read.Err)
+			}
+		}
+		if got := runtime.PodCIDRs(); !slices.Equal(got, []string{cidr}) || snap.PodCIDR != cidr || snap.Version.RuntimeVersion != strconv.Itoa(i) {
+			t.Errorf("process %d: got addresses %q; Snapshot has %q and version %q", i, got, snap.PodCIDR, snap.Version.RuntimeVersion)
 		}
 		runtime.Stop()
 	}

@@ -141,10 +141,10 @@ func New(cfg Config) (*Sampler, error) {
 	if s.metrics, err = newMetrics(cfg.Registerer, s.Last); err != nil {
 		return nil, err
 	}
-	runtime := s.newService(cfg.Endpoint)
+	runtime := s.newService(cfg.Endpoint, s.askAnew)
 	images := runtime
 	if cfg.ImageEndpoint != "" && cfg.ImageEndpoint != cfg.Endpoint {
-		images = s.newService(cfg.ImageEndpoint)
+		images = s.newService(cfg.ImageEndpoint, func() {})
 	}
 	for c := range Call(NumCalls) {
 		if s.services[c] = runtime; c.ofImages() {
@@ -158,9 +158,9 @@ func New(cfg Config) (*Sampler, error) {
 }
 
 // newService takes an endpoint that has been checked.
-func (s *Sampler) newService(endpoint string) *service {
+func (s *Sampler) newService(endpoint string, connected func()) *service {
 	path, _ := SocketPath(endpoint)
-	return &service{endpoint: endpoint, client: newClient(path, s.metrics.connects.Inc)}
+	return &service{endpoint: endpoint, client: newClient(path, s.metrics.connects.Inc, connected)}
 }
 
 // Close disconnects from the runtime. A later Sample connects again. Whoever calls
@@ -219,9 +219,8 @@ func (s *Sampler) Sample(ctx context.Context) *Snapshot {
 			read.Time = time.Now()
 			s.due[c] = now.Add(s.interval[c])
 		case out == lost:
-			if !c.ofImages() || service == s.services[CallStatus] { // what comes back may be another runtime
-				s.due[CallVersion], s.due[CallUpdateRuntimeConfig] = now, now
-				s.current.PodCIDR = ""
+			if service == s.services[CallStatus] {
+				s.askAnew()
 			}
 		case c != CallStatus:
 			s.due[c] = now.Add(retryInterval)
@@ -247,6 +246,13 @@ func (s *Sampler) noteSilence(ready bool) time.Duration {
 		s.silence.end(now)
 	}
 	return s.silence.look(now)
+}
+
+// askAnew makes the calls due whose replies are those of one process: what is behind a
+// new connection may be another runtime.
+func (s *Sampler) askAnew() {
+	s.due[CallVersion], s.due[CallUpdateRuntimeConfig] = time.Time{}, time.Time{}
+	s.current.PodCIDR = ""
 }
 
 // askAgain makes the calls due that failed together with Status.
