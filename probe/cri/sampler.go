@@ -1,26 +1,16 @@
 package cri
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/protobuf/proto"
 	runtimeapi "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/nodeprobe/nodeprobe/internal/once"
-)
-
-// The intervals and bounds that a Config has where it is zero.
-const (
-	defaultInterval      = 10 * time.Second
-	defaultImageInterval = time.Minute
-	defaultTimeout       = 10 * time.Second
 )
 
 const (
@@ -36,51 +26,9 @@ const (
 	// about to be, and the node with it. The kubelet does the same.
 	eagerPause = 100 * time.Millisecond
 	eagerFor   = 2 * time.Minute
+	// slack is how long a Sample and what Run calls after it may take besides the calls.
+	slack = 10 * time.Second
 )
-
-// Config says which runtime to ask, and how often.
-type Config struct {
-	// Endpoint is the runtime's socket, in any form that SocketPath takes. "" means
-	// that the node has no runtime.
-	Endpoint string
-	// ImageEndpoint is where images are asked for; "" is Endpoint.
-	ImageEndpoint string
-	// Interval is the time between two calls of Status; 0 means 10 s.
-	Interval time.Duration
-	// ImageInterval is the time between two calls of ListImages and of
-	// ImageFsInfo; 0 means 1 min.
-	ImageInterval time.Duration
-	// Timeout is how long a call may take; 0 means 10 s. It should be well below
-	// the 30 s after which Snapshot.Unready takes a silent runtime for down.
-	Timeout time.Duration
-
-	// Logger gets one line when a call fails, and one when it works again; nil
-	// for none.
-	Logger *slog.Logger
-	// Registerer registers the metrics; nil for none. Without an Endpoint there are
-	// none.
-	Registerer prometheus.Registerer
-}
-
-func (c *Config) validate() error {
-	for _, e := range []struct{ name, value string }{{"Endpoint", c.Endpoint}, {"ImageEndpoint", c.ImageEndpoint}} {
-		if e.value == "" {
-			continue
-		}
-		if _, err := SocketPath(e.value); err != nil {
-			return fmt.Errorf("%s: %w", e.name, err)
-		}
-	}
-	for _, d := range []struct {
-		name  string
-		value time.Duration
-	}{{"Interval", c.Interval}, {"ImageInterval", c.ImageInterval}, {"Timeout", c.Timeout}} {
-		if d.value < 0 {
-			return fmt.Errorf("%s: %s is negative", d.name, d.value)
-		}
-	}
-	return nil
-}
 
 // Sampler asks the runtime. One goroutine at a time may call Sample; Last is
 // safe for concurrent use.
@@ -117,13 +65,7 @@ func New(cfg Config) (*Sampler, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	cfg.Interval = cmp.Or(cfg.Interval, defaultInterval)
-	cfg.ImageInterval = cmp.Or(cfg.ImageInterval, defaultImageInterval)
-	cfg.Timeout = cmp.Or(cfg.Timeout, defaultTimeout)
-	if cfg.Logger == nil {
-		cfg.Logger = slog.New(slog.DiscardHandler)
-	}
-	cfg.Logger = once.Logger(cfg.Logger)
+	cfg = cfg.withDefaults()
 	s := &Sampler{
 		cfg: cfg,
 		interval: [NumCalls]time.Duration{
@@ -371,6 +313,7 @@ func (s *Sampler) Run(ctx context.Context, changed func()) error {
 		case <-s.wakeup: // this Sample sees what it is about
 		default:
 		}
+		s.cfg.Alive(time.Duration(NumCalls)*s.cfg.Timeout + slack)
 		before := s.current
 		snap := s.Sample(ctx)
 		if changed != nil && ctx.Err() == nil && !snap.same(&before) {
@@ -379,6 +322,7 @@ func (s *Sampler) Run(ctx context.Context, changed func()) error {
 		if s.cfg.Endpoint != "" {
 			timer = time.After(s.pause(snap))
 		}
+		s.cfg.Alive(0)
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
