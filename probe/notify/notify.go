@@ -50,6 +50,9 @@ type Config struct {
 	Procfs, Sysfs string
 	// Stalls are the PSI triggers to set; nil means DefaultStallTriggers.
 	Stalls []StallTrigger
+	// Alive is called by Run with the time within which it will be called again, unless
+	// Run is stuck; 0 stands for however long, as while it waits in the kernel. Optional.
+	Alive func(within time.Duration)
 	// Logger gets one line when a source is lost or missing, and one when it works
 	// again; nil for none.
 	Logger *slog.Logger
@@ -78,6 +81,7 @@ type Source struct {
 //
 // Refresh and Sources may be called from any goroutine.
 type Notifier struct {
+	alive  func(within time.Duration)
 	logger *slog.Logger
 
 	// poll is unix.Poll; tests replace it.
@@ -129,6 +133,9 @@ const (
 	// maxGap is how far the gap grows while a source reports nothing that deserves
 	// a sample. The next tick would not be later.
 	maxGap = 10 * time.Second
+	// maxHandling is how long it may take to open all sources, or to handle what they
+	// reported.
+	maxHandling = 10 * time.Second
 )
 
 // New makes a Notifier. It opens nothing and starts no goroutine.
@@ -141,10 +148,13 @@ func New(cfg Config) (*Notifier, error) {
 	if cfg.Stalls == nil {
 		cfg.Stalls = DefaultStallTriggers()
 	}
+	if cfg.Alive == nil {
+		cfg.Alive = func(time.Duration) {}
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	n := &Notifier{logger: once.Logger(cfg.Logger), poll: unix.Poll, wakeFD: -1}
+	n := &Notifier{alive: cfg.Alive, logger: once.Logger(cfg.Logger), poll: unix.Poll, wakeFD: -1}
 	for i, t := range cfg.Stalls {
 		if err := t.validate(); err != nil {
 			return nil, fmt.Errorf("stalls[%d]: %w", i, err)
@@ -171,6 +181,7 @@ var errRunning = errors.New("already running")
 // poll(2) fails, and an error at once if Run is running already. A source that fails
 // is no reason to return; without any, Run just waits. It closes what it opened.
 func (n *Notifier) Run(ctx context.Context, notify func(Cause)) error {
+	n.alive(maxHandling)
 	if err := n.start(); err != nil {
 		return err
 	}
@@ -180,7 +191,10 @@ func (n *Notifier) Run(ctx context.Context, notify func(Cause)) error {
 	fds := make([]unix.PollFd, 1+len(n.watches))
 	for ctx.Err() == nil {
 		timeout := n.prepare(fds, time.Now())
-		if _, err := n.poll(fds, timeout); err != nil {
+		n.alive(0)
+		_, err := n.poll(fds, timeout)
+		n.alive(maxHandling)
+		if err != nil {
 			if errors.Is(err, unix.EINTR) {
 				continue
 			}

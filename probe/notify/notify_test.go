@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -211,6 +212,63 @@ func TestNotifierLosesSource(t *testing.T) {
 			t.Errorf("opened %d times and asked %d times, want 2 and 2", source.opens, source.heards)
 		}
 	})
+}
+
+// Run is late where what it calls never returns, and not while it waits in the kernel.
+func TestAlive(t *testing.T) {
+	for name, test := range map[string]struct {
+		worth, stuck bool // stuck: notify does not return
+		late         bool
+	}{
+		"nothing to report":        {},
+		"reports":                  {worth: true},
+		"the caller never returns": {worth: true, stuck: true, late: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := newStormNotifier(&tellingSource{worth: test.worth})
+				var mu sync.Mutex
+				var due time.Time // zero while nothing is
+				overdue := func() bool { return !due.IsZero() && time.Now().After(due) }
+				n.alive = func(within time.Duration) {
+					mu.Lock()
+					defer mu.Unlock()
+					if overdue() {
+						t.Errorf("%v late", time.Since(due))
+					}
+					if due = (time.Time{}); within > 0 {
+						due = time.Now().Add(within)
+					}
+				}
+				poll := n.poll
+				n.poll = func(fds []unix.PollFd, timeout int) (int, error) {
+					time.Sleep(time.Minute) // nothing happens for a while
+					return poll(fds, timeout)
+				}
+				never := make(chan struct{})
+				ctx, cancel := context.WithCancel(t.Context())
+				ended := make(chan struct{})
+				go func() {
+					defer close(ended)
+					n.Run(ctx, func(Cause) {
+						if test.stuck {
+							<-never
+						}
+					})
+				}()
+				time.Sleep(time.Hour + time.Second)
+				mu.Lock()
+				if overdue() != test.late {
+					t.Errorf("after an hour: late is %t, want %t", overdue(), test.late)
+				}
+				due = time.Time{}
+				mu.Unlock()
+				cancel()
+				close(never)
+				<-ended
+			})
+		})
+	}
 }
 
 func TestNotifierPollFails(t *testing.T) {

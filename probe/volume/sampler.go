@@ -35,6 +35,10 @@ type Config struct {
 	// Timeout is how long a look may take; 0 means 2 s.
 	Timeout time.Duration
 
+	// Alive is called by Run with the time within which it will be called again, unless
+	// Run is stuck; 0 stands for however long. A disk that hangs does not matter.
+	// Optional.
+	Alive func(within time.Duration)
 	// Logger gets one line when a look fails, and one when all volumes are known
 	// again; nil for none.
 	Logger *slog.Logger
@@ -48,6 +52,9 @@ const (
 	// retryPause is the pause after a look that failed. It doubles with each failure,
 	// up to lookInterval.
 	retryPause = time.Second
+
+	// slack is how long what Run does may take besides a look.
+	slack = 10 * time.Second
 
 	defaultTimeout = 2 * time.Second
 )
@@ -100,6 +107,9 @@ func New(cfg Config) (*Sampler, error) {
 		return nil, fmt.Errorf("Timeout: %s is negative", cfg.Timeout)
 	}
 	cfg.Timeout = cmp.Or(cfg.Timeout, defaultTimeout)
+	if cfg.Alive == nil {
+		cfg.Alive = func(time.Duration) {}
+	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -147,6 +157,7 @@ func (s *Sampler) Last() Snapshot {
 func (s *Sampler) Run(ctx context.Context, changed func()) error {
 	var pause time.Duration
 	for {
+		s.cfg.Alive(s.cfg.Timeout + slack)
 		before := s.Last()
 		now := s.Sample(ctx)
 		if ctx.Err() != nil {
@@ -160,6 +171,7 @@ func (s *Sampler) Run(ctx context.Context, changed func()) error {
 			pause = 0
 		}
 		timer := time.NewTimer(cmp.Or(pause, lookInterval))
+		s.cfg.Alive(0)
 		select {
 		case <-ctx.Done():
 		case <-s.wake:

@@ -274,6 +274,64 @@ func TestVolumesRun(t *testing.T) {
 	})
 }
 
+// Run is late where its caller never returns: not while it waits for the next look, and
+// not because of a disk that hangs.
+func TestAlive(t *testing.T) {
+	for name, test := range map[string]struct {
+		set         func(*scene)
+		stuck, late bool // stuck: changed does not return
+	}{
+		"all is well":              {set: func(*scene) {}},
+		"errors":                   {set: func(v *scene) { v.table = errors.New("no table") }},
+		"a disk hangs":             {set: func(v *scene) { v.mounted, v.gate = []string{"a"}, make(chan struct{}) }},
+		"the caller never returns": {set: func(*scene) {}, stuck: true, late: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				v := newScene(t)
+				test.set(v)
+				var mu sync.Mutex
+				var due time.Time // zero while nothing is
+				overdue := func() bool { return !due.IsZero() && time.Now().After(due) }
+				v.cfg.Alive = func(within time.Duration) {
+					mu.Lock()
+					defer mu.Unlock()
+					if overdue() {
+						t.Errorf("%v late", time.Since(due))
+					}
+					if due = (time.Time{}); within > 0 {
+						due = time.Now().Add(within)
+					}
+				}
+				never := make(chan struct{})
+				ctx, cancel := context.WithCancel(t.Context())
+				ended := make(chan struct{})
+				go func() {
+					defer close(ended)
+					v.Run(ctx, func() {
+						if test.stuck {
+							<-never
+						}
+					})
+				}()
+				time.Sleep(time.Hour)
+				mu.Lock()
+				if overdue() != test.late {
+					t.Errorf("after an hour: late is %t, want %t", overdue(), test.late)
+				}
+				due = time.Time{}
+				mu.Unlock()
+				cancel()
+				close(never)
+				if v.gate != nil {
+					close(v.gate)
+				}
+				<-ended
+			})
+		})
+	}
+}
+
 func TestVolumesConfigErrors(t *testing.T) {
 	good := Config{Procfs: "/proc", Rootfs: "/", RootDirectory: "/r"}
 	for want, change := range map[string]func(*Config){
