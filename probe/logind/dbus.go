@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/godbus/dbus/v5"
 )
@@ -27,6 +28,7 @@ func SystemBus(rootfs string) string {
 // dbusBus is logind on a real bus.
 type dbusBus struct {
 	conn   *dbus.Conn
+	end    context.CancelCauseFunc // of the connection's context
 	object dbus.BusObject
 	who    string
 	hints  chan struct{}
@@ -34,11 +36,11 @@ type dbusBus struct {
 
 // dial connects to the bus and subscribes to PrepareForShutdown. ctx ends the connection.
 func dial(ctx context.Context, address, who string) (bus, error) {
-	conn, err := dbus.Connect(address, dbus.WithContext(ctx))
+	conn, end, err := connect(ctx, address, callTimeout)
 	if err != nil {
 		return nil, fmt.Errorf("connect to %s: %w", address, err)
 	}
-	b := &dbusBus{conn: conn, object: conn.Object(login1, login1Path), who: who, hints: make(chan struct{}, 1)}
+	b := &dbusBus{conn: conn, end: end, object: conn.Object(login1, login1Path), who: who, hints: make(chan struct{}, 1)}
 	signals := make(chan *dbus.Signal, 4)
 	conn.Signal(signals)
 	go b.forward(signals)
@@ -47,10 +49,25 @@ func dial(ctx context.Context, address, who string) (bus, error) {
 	err = conn.AddMatchSignalContext(ctx, dbus.WithMatchSender(login1), dbus.WithMatchObjectPath(login1Path),
 		dbus.WithMatchInterface(manager), dbus.WithMatchMember("PrepareForShutdown"))
 	if err != nil {
-		conn.Close()
+		b.close()
 		return nil, fmt.Errorf("subscribe to PrepareForShutdown: %w", err)
 	}
 	return b, nil
+}
+
+var errSilent = errors.New("no answer in time")
+
+// connect connects and authenticates, which knows no deadline, within timeout. ctx ends
+// the connection, and so does end, which the caller must call.
+func connect(ctx context.Context, address string, timeout time.Duration) (conn *dbus.Conn, end context.CancelCauseFunc, err error) {
+	ctx, end = context.WithCancelCause(ctx)
+	timer := time.AfterFunc(timeout, func() { end(errSilent) })
+	defer timer.Stop()
+	if conn, err = dbus.Connect(address, dbus.WithContext(ctx)); err != nil {
+		defer end(nil)
+		return nil, nil, cmp.Or(context.Cause(ctx), err)
+	}
+	return conn, end, nil
 }
 
 // forward turns signals into hints until the connection is closed.
@@ -93,4 +110,7 @@ func (b *dbusBus) preparing(ctx context.Context) (preparing bool, err error) {
 
 func (b *dbusBus) changes() <-chan struct{} { return b.hints }
 
-func (b *dbusBus) close() { b.conn.Close() }
+func (b *dbusBus) close() {
+	b.conn.Close()
+	b.end(nil)
+}

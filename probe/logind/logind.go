@@ -13,7 +13,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/internal/once"
 )
 
-// Config is the configuration of an Inhibitor. All fields are required.
+// Config is the configuration of an Inhibitor. All fields but Alive are required.
 type Config struct {
 	// Address is that of the system bus, as SystemBus returns it.
 	Address string
@@ -29,6 +29,10 @@ type Config struct {
 	// Cancel is called when a shutdown that Begin was called for was cancelled. It must
 	// not block.
 	Cancel func()
+	// Alive is called by Run with the time within which it will be called again, unless
+	// Run is stuck; 0 stands for however long. A bus that does not answer does not matter.
+	// Optional.
+	Alive  func(within time.Duration)
 	Logger *slog.Logger
 }
 
@@ -62,13 +66,18 @@ var (
 
 // New returns an Inhibitor. It does not connect yet.
 func New(cfg Config) *Inhibitor {
+	if cfg.Alive == nil {
+		cfg.Alive = func(time.Duration) {}
+	}
 	cfg.Logger = once.Logger(cfg.Logger)
 	return &Inhibitor{cfg: cfg, connect: func(ctx context.Context) (bus, error) { return dial(ctx, cfg.Address, cfg.Who) }}
 }
 
 const (
 	retryInterval = 10 * time.Second
-	callTimeout   = 5 * time.Second
+	callTimeout   = 5 * time.Second // of connecting, too
+	// slack is how long Run may take from one wait to the next besides calls and Begin.
+	slack = 10 * time.Second
 )
 
 // onceKey names the connection to logind where its failures are logged.
@@ -84,6 +93,7 @@ func (i *Inhibitor) Run(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 		i.cfg.Logger.Warn("shutdowns of the machine are not delayed", once.Failure, onceKey, "err", err)
+		i.cfg.Alive(0)
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -94,18 +104,21 @@ func (i *Inhibitor) Run(ctx context.Context) error {
 
 // listen uses one connection until it is lost or ctx ends.
 func (i *Inhibitor) listen(ctx context.Context) error {
+	i.cfg.Alive(2*callTimeout + slack) // connecting and subscribing
 	bus, err := i.connect(ctx)
 	if err != nil {
 		return err
 	}
 	defer bus.close()
 	for {
+		i.cfg.Alive(2*callTimeout + i.cfg.GracePeriod + slack)
 		// Read after each signal, which anybody can send, and before the first: a shutdown
 		// may have begun, or been cancelled, while there was no connection.
 		if err := i.check(ctx, bus); err != nil {
 			return err
 		}
 		i.cfg.Logger.Info("systemd-logind answers again", once.Recovery, onceKey)
+		i.cfg.Alive(0)
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)

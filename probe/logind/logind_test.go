@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -25,8 +27,31 @@ type machine struct {
 	locks  int           // held at present
 	events []string      // calls of the handlers
 
+	never chan struct{} // what is stuck waits for it; nil if nothing is
+
 	logs  strings.Builder
+	due   time.Time // of the next call of Alive; zero while nothing is
 	ended time.Time // when Run returned
+}
+
+// alive is Config.Alive.
+func (m *machine) alive(t *testing.T) func(time.Duration) {
+	return func(within time.Duration) {
+		if m.overdue() {
+			t.Errorf("alive late")
+		}
+		m.do(func() {
+			if m.due = (time.Time{}); within > 0 {
+				m.due = time.Now().Add(within)
+			}
+		})
+	}
+}
+
+// overdue reports whether Run seems to be stuck.
+func (m *machine) overdue() (overdue bool) {
+	m.do(func() { overdue = !m.due.IsZero() && time.Now().After(m.due) })
+	return overdue
 }
 
 func (m *machine) do(f func()) {
@@ -109,6 +134,9 @@ func (m *machine) run(t *testing.T, script func()) {
 			GracePeriod: grace,
 			Begin: func(ctx context.Context) error {
 				m.called("begin")
+				if m.never != nil {
+					<-m.never
+				}
 				if m.known {
 					time.Sleep(time.Second)
 					return nil
@@ -117,6 +145,7 @@ func (m *machine) run(t *testing.T, script func()) {
 				return context.Cause(ctx)
 			},
 			Cancel: func() { m.called("cancel") },
+			Alive:  m.alive(t),
 			Logger: slog.New(slog.NewTextHandler(&m.logs, nil)),
 		})
 		i.connect = m.connect
@@ -217,6 +246,51 @@ func TestInhibitor(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// Run is stuck where its caller never returns, and only there.
+func TestAlive(t *testing.T) {
+	for name, test := range map[string]struct {
+		start *machine
+		do    func(*machine)
+		late  bool
+	}{
+		"idle":                       {&machine{}, nil, false},
+		"no bus":                     {&machine{refuse: errors.New("no bus")}, nil, false},
+		"shutdown":                   {&machine{known: true}, (*machine).begin, false},
+		"API server does not answer": {&machine{}, (*machine).begin, false},
+		"the caller never returns":   {&machine{}, (*machine).begin, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := test.start
+			m.run(t, func() {
+				if test.late {
+					m.do(func() { m.never = make(chan struct{}) })
+					defer func() { close(m.never); m.do(func() { m.due = time.Time{} }) }()
+				}
+				if test.do != nil {
+					test.do(m)
+				}
+				time.Sleep(time.Hour)
+				if m.overdue() != test.late {
+					t.Errorf("after an hour: late is %t, want %t", m.overdue(), test.late)
+				}
+			})
+		})
+	}
+}
+
+// A bus that takes connections and does not answer is given up.
+func TestSilentBus(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "bus")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if _, _, err := connect(t.Context(), "unix:path="+path, time.Millisecond); !errors.Is(err, errSilent) {
+		t.Errorf("connect: %v, want %v", err, errSilent)
 	}
 }
 
