@@ -3,6 +3,7 @@ package nodeprobe
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -29,6 +30,9 @@ type augmentMode struct {
 	pulses   [2]pulse // of the updater and the recorder
 	remove   bool     // the conditions when Run ends
 	cfg      *Config
+
+	mu   sync.Mutex // guards what follows: the content gets the latest findings
+	left bool       // the conditions are removed, and stay so
 }
 
 func newAugmentMode(cfg *Config, j *judge, reg *registrations) (*augmentMode, error) {
@@ -86,7 +90,13 @@ func (m *augmentMode) observe(_ *probe.Snapshot, changed bool) {
 }
 
 // set hands the conditions over to the Updater.
-func (m *augmentMode) set() { m.content.Set(nodeConditions(m.judge.assess().findings)) }
+func (m *augmentMode) set() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.left {
+		m.content.Set(nodeConditions(m.judge.assess().findings))
+	}
+}
 
 func (m *augmentMode) reload(*Config, *probe.Snapshot) error { return nil } // the rules are the judge's
 func (m *augmentMode) checks() []Check                       { return []Check{{"status", m.updater.Ready()}} }
@@ -106,7 +116,10 @@ func (m *augmentMode) exit() {
 	if !m.remove {
 		return
 	}
+	m.mu.Lock()
+	m.left = true
 	m.content.Set(nil)
+	m.mu.Unlock()
 	ctx, stop := context.WithTimeout(context.Background(), time.Second)
 	defer stop()
 	if err := m.updater.Post(ctx); err != nil {
@@ -165,9 +178,11 @@ func (c *comparison) compare() {
 func (c *comparison) seen(node *v1.Node) { c.shadow.Theirs(node, time.Now()) }
 
 // Cleanup removes from the Node the conditions that an Agent in mode Augment with this
-// Config has posted, whatever rules it had, and returns their types.
+// Config has posted, whatever rules it had, and returns their types. It needs Config.API
+// whatever the mode.
 func Cleanup(ctx context.Context, cfg Config) (removed []string, err error) {
 	cfg = cfg.withDefaults()
+	cfg.Mode = Augment
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("configure cleanup: %w", err)
 	}
@@ -175,5 +190,6 @@ func Cleanup(ctx context.Context, cfg Config) (removed []string, err error) {
 	if err != nil {
 		return nil, err
 	}
+	defer clients.close()
 	return status.Cleanup(ctx, clients.nodes, cfg.NodeName, cfg.FieldManager)
 }

@@ -2,10 +2,13 @@ package nodeprobe
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"net/http"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -13,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeprobe/nodeprobe/internal/testtree"
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
 )
 
 // kubeletNode is a Node that a kubelet wrote so long ago.
@@ -66,10 +70,63 @@ func TestAugment(t *testing.T) {
 		}
 		api.mu.Unlock()
 	}
+	for _, mode := range []Mode{Observe, Augment, Own} {
+		cfg, _ := treeConfig(t, testtree.New(t, nil))
+		cfg.Mode = mode
+		if _, err := Cleanup(t.Context(), cfg); err == nil || fieldErrorsOf(err)["API"] == nil {
+			t.Errorf("mode %s: Cleanup without an API server: %v", mode, err)
+		}
+	}
+}
+
+// What is posted are the latest findings, whoever hands them over, and nothing any more
+// once Run has ended.
+func TestAugmentPostsTheLatest(t *testing.T) {
 	cfg, _ := treeConfig(t, testtree.New(t, nil))
-	cfg.Mode = Augment
-	if _, err := Cleanup(t.Context(), cfg); err == nil || fieldErrorsOf(err)["API"] == nil {
-		t.Errorf("Cleanup without an API server: %v", err)
+	cfg.Mode, cfg.API = Augment, newAPIServer(t).config
+	cfg.Conditions = []pressure.Rule{rule(t, "example.com/Short", "memory.available < 10%")}
+	a, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	m := a.mode.(*augmentMode)
+	status := func() string {
+		draft := m.content.Draft(t.Context(), kubeletNode(time.Second), begin, true)
+		if draft.Patch == nil {
+			return ""
+		}
+		body, err := draft.Patch()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var patch v1.Node
+		if err := json.Unmarshal(body, &patch); err != nil || len(patch.Status.Conditions) != 1 {
+			t.Fatalf("%s: %v", body, err)
+		}
+		return string(patch.Status.Conditions[0].Status)
+	}
+	for i := range 2_000 {
+		s, want := at(time.Duration(i)*time.Second, 50), "False"
+		if i%2 == 1 {
+			s, want = at(time.Duration(i)*time.Second, 5), "True"
+		}
+		var adopting sync.WaitGroup
+		for range 8 {
+			adopting.Go(m.set)
+		}
+		runtime.Gosched()
+		changed, _ := a.judge.observe(s)
+		m.observe(s, changed)
+		adopting.Wait()
+		if got := status(); got != want {
+			t.Fatalf("sample %d: %q is posted, want %s", i, got, want)
+		}
+	}
+	m.exit()
+	m.observe(at(time.Hour, 50), true) // as of a Reload
+	if got := status(); got != "" {
+		t.Errorf("after the exit %s is posted", got)
 	}
 }
 
