@@ -291,6 +291,7 @@ func (m *ownMode) leaseReady() error {
 func (m *ownMode) report(s *State) {
 	posted, lease := m.updater.Posted(), m.heartbeater.State()
 	s.Posted, s.Lease, s.StoodDown = &posted, &lease, m.guard.stoodDown()
+	s.Conditions = withoutRepeated(s.Conditions, m.judge.conditions())
 	if m.cfg.RuntimeEndpoint != "" {
 		latest := m.runtime.Last()
 		s.Runtime = &latest

@@ -163,6 +163,13 @@ func TestConditionsInModeOwn(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("conditions %q, want %q", got, want)
 	}
+	state := []string{"DiskPressure", "MemoryPressure", "PIDPressure", "Ready"}
+	for _, f := range a.State().Conditions {
+		state = append(state, f.Type)
+	}
+	if slices.Sort(state); !slices.Equal(state, want) {
+		t.Errorf("conditions %q in the state, want %q", state, want)
+	}
 	cfg.Conditions = cfg.Conditions[:len(cfg.Conditions)-1]
 	if err := a.Reload(cfg); err != nil {
 		t.Error(err)

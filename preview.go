@@ -63,12 +63,13 @@ func NewPreview(ctx context.Context, cfg Config, watch time.Duration) (*Preview,
 	}
 	reported, inUse := runtime.Sample(ctx), volumes.Sample(ctx)
 	a := j.assess()
+	a.findings = withoutRepeated(a.findings, cfg.Conditions)
 	limits := node.VolumeLimits(cfg.VolumeLimits)
 	nodeCfg := nodeConfig(&cfg)
 	nodeCfg.Healthy, nodeCfg.RuntimeErrors = sampler.Healthy, reported.Unready
 	content := node.New(nodeCfg)
 	content.Observe(node.Facts{
-		Snapshot: a.snapshot, Verdicts: a.verdicts, Conditions: nodeConditions(withoutRepeated(a.findings, cfg.Conditions)),
+		Snapshot: a.snapshot, Verdicts: a.verdicts, Conditions: nodeConditions(a.findings),
 		Runtime: node.RuntimeFacts(reported, cfg.MaxImages), Volumes: node.VolumeFacts(inUse), VolumeLimits: &limits,
 	})
 	p := &Preview{

@@ -24,7 +24,8 @@ type State struct {
 	// Snapshot is the latest sample. Its Time is zero before the first.
 	Snapshot probe.Snapshot
 	// Verdicts are about MemoryPressure, DiskPressure and PIDPressure, by
-	// [pressure.Condition]; Conditions are about Config.Conditions, in that order.
+	// [pressure.Condition]; Conditions are about Config.Conditions, in that order. Mode
+	// Own leaves out those that only repeat a verdict, as on the Node.
 	Verdicts   [pressure.NumConditions]pressure.Verdict
 	Conditions []pressure.Finding
 	// Estimates tell when each of Config.Thresholds will be reached.

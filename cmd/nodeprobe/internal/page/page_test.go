@@ -278,20 +278,18 @@ func TestLookingTakesSamples(t *testing.T) {
 	}
 }
 
-// Only mode augment shows the conditions of the configuration beside the kubelet's.
+// The modes that post the conditions of the configuration show them beside a kubelet's.
 func TestStatusFindings(t *testing.T) {
 	state := observed(t)
 	for i, s := range []pressure.Status{pressure.False, pressure.True, pressure.Unknown} {
 		state.Conditions = append(state.Conditions, pressure.Finding{Type: fmt.Sprint("example.com/", i), Status: s, Message: "it is so", Since: begin})
 	}
-	want := map[nodeprobe.Mode][]conditionView{
-		nodeprobe.Observe: nil, nodeprobe.Own: nil,
-		nodeprobe.Augment: {
-			{Type: "example.com/0", Status: "False", Since: begin},
-			{Type: "example.com/1", Status: "True", Since: begin, Why: "it is so"},
-			{Type: "example.com/2", Status: "Unknown", Since: begin, Why: "it is so"},
-		},
+	posted := []conditionView{
+		{Type: "example.com/0", Status: "False", Since: begin},
+		{Type: "example.com/1", Status: "True", Since: begin, Why: "it is so"},
+		{Type: "example.com/2", Status: "Unknown", Since: begin, Why: "it is so"},
 	}
+	want := map[nodeprobe.Mode][]conditionView{nodeprobe.Observe: nil, nodeprobe.Augment: posted, nodeprobe.Own: posted}
 	for mode, want := range want {
 		state.Mode = mode
 		got := newPage(&state).report(&state, begin).Snapshot.Conditions[pressure.NumConditions:]

@@ -62,7 +62,7 @@ func (p *Page) report(s *nodeprobe.State, now time.Time) report {
 		Snapshot: newView(s), Self: newSelfView(s, now, p.History.points()),
 		Status: newPostedView(s.Posted), Lease: newLeaseView(s.Lease),
 	}
-	if s.Mode == nodeprobe.Augment {
+	if s.Mode != nodeprobe.Observe { // otherwise no Node has them
 		for _, f := range s.Conditions {
 			r.Snapshot.Conditions = append(r.Snapshot.Conditions, newFindingView(f))
 		}
