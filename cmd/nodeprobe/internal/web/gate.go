@@ -73,6 +73,9 @@ func (g *gate) entered() http.Handler {
 
 func (g *gate) serve(w http.ResponseWriter, r *http.Request) {
 	config := g.file.current()
+	for name, value := range config.HTTPConfig.Header { // what the toolkit does not serve has them too
+		w.Header().Set(name, value)
+	}
 	if !config.restricted() && isHealth(r.URL.Path) {
 		g.handler.ServeHTTP(w, r) // a probe does not count against the rate limit
 		return

@@ -53,7 +53,7 @@ func (s *Server) open(ctx context.Context, cfg Config) (err error) {
 			return err
 		}
 		if cfg.HealthListen == "" && s.file.current().restricted() {
-			s.log.Warn("/livez and /readyz take a user or a client certificate too; set webHealthListenAddress for probes that have none", "file", cfg.File)
+			s.log.Warn("/livez and /readyz require a user or a client certificate too; set webHealthListenAddress for probes that have neither", "file", cfg.File)
 		}
 	}
 	for _, bind := range []struct {
