@@ -83,7 +83,7 @@ func (n *node) wantOurs(when string, want int) (types []string) {
 	return types
 }
 
-const noNode = "not its name (nodeName, NODE_NAME)"
+const noNode = "it must be registered by whatever runs the node, or its name is another (nodeName, NODE_NAME)"
 
 // Beside a kubelet only conditions of our own are written, and Events: they follow
 // the disk and the mount, and nothing else of the Node changes, nor does a Lease
@@ -220,9 +220,8 @@ func TestAugmentDeleted(t *testing.T) {
 	a := n.StartReady()
 	n.waitOurs()
 	n.Delete()
-	const want = "who runs the node has to register it, or this is " + noNode
-	stage.WaitUnready(t, a, want)
-	stage.WaitComplaint(t, a, notPosted, want)
+	stage.WaitUnready(t, a, noNode)
+	stage.WaitComplaint(t, a, notPosted, noNode)
 	time.Sleep(2 * time.Second) // long enough for several attempts
 	if _, err := n.Get(); err == nil {
 		t.Error("somebody has created the Node")

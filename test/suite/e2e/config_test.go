@@ -38,7 +38,7 @@ func TestBadStart(t *testing.T) {
 	const config, arguments, kubeconfig = "config", "arguments", "kubeconfig"
 	for _, test := range []struct {
 		kind, name string
-		text       string // of FILE, or the arguments
+		text       string // of the file, or the arguments with PATH for its path
 		want       string // a pattern of what follows "nodeprobe: ", and of a configuration of what follows the file's name
 	}{
 		{config, "unknown field", header + "mode: own\nsampleIntervall: 1s\n", `:4: .*sampleIntervall.*`},
@@ -57,13 +57,13 @@ func TestBadStart(t *testing.T) {
 		{config, "relative path", header + "rootDirectory: var/lib\n", `:3: rootDirectory: .*`},
 		{config, "not an address", header + "nodeIP: 300.0.0.1\n", `:3: nodeIP: .*300.0.0.1.*`},
 
-		{arguments, "missing file", "run --config FILE.missing", `.*FILE\.missing.*`},
+		{arguments, "missing file", "run --config PATH.missing", `.*PATH\.missing.*`},
 		{arguments, "unknown mode", "run --mode both", `.*mode.*`},
 		{arguments, "not a name", "run --hostname-override a_b", `.*nodeName.*`},
 		{arguments, "unknown flag", "run --no-such-flag", `.*no-such-flag.*`},
 		{arguments, "an argument", "run now", `.*now.*`},
 		{arguments, "unknown format", "snapshot -o xml", `.*xml.*`},
-		{arguments, "no argument", "config check", `.*arg.*`},
+		{arguments, "no argument", "config check", `give one FILE to check, not 0; .*`},
 
 		{kubeconfig, "missing", "", `.*no such file or directory.*`},
 		{kubeconfig, "garbage", "\x00\x01garbage", `.*read kubeconfig.*`},
@@ -77,13 +77,13 @@ func TestBadStart(t *testing.T) {
 			t.Parallel()
 			file, code := filepath.Join(t.TempDir(), "file"), 2
 			var commands [][]string
-			want := strings.ReplaceAll(test.want, "FILE", regexp.QuoteMeta(file))
+			want := strings.ReplaceAll(test.want, "PATH", regexp.QuoteMeta(file))
 			switch test.kind {
 			case config:
 				want = regexp.QuoteMeta(file) + want
 				commands = [][]string{{"run", "--config", file}, {"config", "check", file}, {"snapshot", "--config", file}}
 			case arguments:
-				commands = [][]string{strings.Fields(strings.ReplaceAll(test.text, "FILE", file))}
+				commands = [][]string{strings.Fields(strings.ReplaceAll(test.text, "PATH", file))}
 			case kubeconfig:
 				code = 1
 				commands = [][]string{{"run", "--mode", "own", "--kubeconfig", file, "--web.listen-address", "127.0.0.1:0"}}

@@ -129,7 +129,7 @@ func TestBadAnswers(t *testing.T) {
 	t.Parallel()
 	cp := controlplane.StartForTest(t)
 	kind := func(kind string) map[string]string { return map[string]string{"Content-Type": kind} }
-	const page, foreign = "<html><body>Log in!</body></html>", ": something other than the API server gives it"
+	const page, foreign = "<html><body>Log in!</body></html>", ": not the API server's but, for example, a proxy's; check the server's address"
 	for _, test := range []struct {
 		fault fault.Fault
 		want  string

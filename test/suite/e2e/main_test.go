@@ -219,7 +219,9 @@ func TestMendsUnknown(t *testing.T) {
 		before := time.Now().Truncate(time.Second)
 		n.markUnknown()
 		n.waitMended()
-		for _, c := range n.MustGet().Status.Conditions {
+		now := n.MustGet()
+		for _, kind := range stage.BuiltIn {
+			c := nodewatch.Condition(now, kind)
 			if c.LastTransitionTime.Time.Before(before) {
 				t.Errorf("%s changed at %s, want not before %s", c.Type, c.LastTransitionTime, before)
 			}
@@ -260,8 +262,10 @@ func TestPageTellsOfWrites(t *testing.T) {
 			t.Errorf("%s: %s", c.Name, c.Error)
 		}
 	}
-	if want := []string{"sampler", "conditions", "status", "lease"}; !slices.Equal(checks, want) {
-		t.Errorf("checks %q, want %q", checks, want)
+	for _, want := range []string{"sampler", "conditions", "status", "lease"} {
+		if !slices.Contains(checks, want) {
+			t.Errorf("checks %q, want %s among them", checks, want)
+		}
 	}
 	if s := got.Status; s.Posted.Before(a.Started) || s.Posted.After(time.Now()) || s.Reason == "" || s.Bytes == 0 {
 		t.Errorf("status: %+v", s)
