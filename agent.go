@@ -45,7 +45,7 @@ type Agent struct {
 	mounts   *mountReporter
 
 	tasks    []task
-	hearing  pulse // of kernelEvents
+	pulses   struct{ events, notifier pulse }
 	ran      atomic.Bool
 	released atomic.Bool
 
@@ -63,7 +63,7 @@ func New(cfg Config) (*Agent, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("configure agent: %w", err)
 	}
-	a := &Agent{cfg: cfg, inForce: cfg, log: cfg.Logger, started: time.Now(), hearing: pulse{name: "kernel events"}}
+	a := &Agent{cfg: cfg, inForce: cfg, log: cfg.Logger, started: time.Now()}
 	if err := a.build(); err != nil {
 		a.Close()
 		return nil, err
@@ -108,7 +108,7 @@ func (a *Agent) build() (err error) {
 	a.limits = arm.New(arm.Config{Watch: a.sensor.Watch, Levels: a.sensor.Levels, Logger: log})
 	a.judge = newJudge(cfg, a.limits, &a.metrics)
 	a.metrics.MustRegister(tierCollector{a.judge, a.hooks})
-	if a.notifier, err = notify.New(notify.Config{Procfs: cfg.Procfs, Sysfs: cfg.Sysfs, Logger: log}); err != nil {
+	if a.notifier, err = notify.New(notify.Config{Procfs: cfg.Procfs, Sysfs: cfg.Sysfs, Alive: a.pulses.notifier.beat, Logger: log}); err != nil {
 		return fmt.Errorf("set up notifier: %w", err)
 	}
 	m, err := newMode(cfg, a.judge, a.sampler, &a.metrics)
@@ -123,8 +123,8 @@ func (a *Agent) build() (err error) {
 	a.mounts = &mountReporter{record: a.mode.record, log: log}
 	a.tasks = append([]task{
 		{"sampler", func(ctx context.Context) error { return a.sampler.Run(ctx, a.observe) }, a.sampler.Healthy},
-		{a.hearing.name, a.kernelEvents, a.hearing.alive},
-		{"notifier", func(ctx context.Context) error { return a.notifier.Run(ctx, a.notified) }, nil},
+		a.pulses.events.task("kernel events", a.kernelEvents),
+		a.pulses.notifier.task("notifier", func(ctx context.Context) error { return a.notifier.Run(ctx, a.notified) }),
 	}, a.mode.tasks()...)
 	return a.metrics.commit(cfg.Registerer)
 }
@@ -218,9 +218,7 @@ func (a *Agent) State() State {
 		Estimates: latest.estimates, Hooks: a.hooks, Samples: a.sampler.Causes(),
 	}
 	for _, t := range a.tasks {
-		if t.alive != nil {
-			s.Live = append(s.Live, Check{t.name, t.alive()})
-		}
+		s.Live = append(s.Live, Check{t.name, t.alive()})
 	}
 	s.Ready = append(append(s.Ready, s.Live...), Check{"conditions", a.judge.unjudged()})
 	s.Ready = append(s.Ready, a.mode.checks()...)
@@ -281,13 +279,13 @@ func (a *Agent) kernelEvents(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, func() { a.sensor.Close() })
 	defer stop()
 	for {
-		a.hearing.beat(0)
+		a.pulses.events.beat(0)
 		var e bpf.Event
 		err := a.sensor.ReadEvent(&e)
-		a.hearing.beat(maxEventTime)
+		a.pulses.events.beat(maxEventTime)
 		switch {
 		case errors.Is(err, os.ErrClosed):
-			a.hearing.beat(0)
+			a.pulses.events.beat(0)
 			<-ctx.Done()
 			return context.Cause(ctx)
 		case err != nil:

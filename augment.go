@@ -27,8 +27,8 @@ type augmentMode struct {
 	content  *status.Conditions
 	updater  *status.Updater
 	recorder *status.Recorder
-	pulses   [2]pulse // of the updater and the recorder
-	remove   bool     // the conditions when Run ends
+	pulses   struct{ updater, recorder pulse }
+	remove   bool // the conditions when Run ends
 	cfg      *Config
 
 	mu   sync.Mutex // guards what follows: the content gets the latest findings
@@ -44,13 +44,12 @@ func newAugmentMode(cfg *Config, j *judge, reg *registrations) (*augmentMode, er
 		clients:    clients,
 		comparison: comparison{judge: j, shadow: shadow.New(reg)},
 		content:    status.NewConditions(cfg.FieldManager),
-		pulses:     [2]pulse{{name: "status"}, {name: "events"}},
 		remove:     cfg.RemoveConditions, cfg: cfg,
 	}
 	owner := func(ctx context.Context) (metav1.OwnerReference, error) { return m.updater.Owner(ctx) }
 	m.recorder, err = status.NewRecorder(status.RecorderConfig{
 		Node: owner, Events: clients.events, Timeout: apiTimeout, Component: cfg.FieldManager,
-		OnFailure: clients.forEvents.reconnect, Alive: m.pulses[1].beat, Logger: cfg.Logger, Registerer: reg,
+		OnFailure: clients.forEvents.reconnect, Alive: m.pulses.recorder.beat, Logger: cfg.Logger, Registerer: reg,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("set up events: %w", err)
@@ -63,7 +62,7 @@ func newAugmentMode(cfg *Config, j *judge, reg *registrations) (*augmentMode, er
 			m.set()
 		},
 		Seen: m.seen, Record: m.recorder.Record,
-		OnFailure: clients.forNodes.reconnect, Alive: m.pulses[0].beat,
+		OnFailure: clients.forNodes.reconnect, Alive: m.pulses.updater.beat,
 		UpdateFrequency: time.Minute, ReportFrequency: cfg.ConditionHeartbeat,
 		Spread: true, RetryPeriod: 10 * time.Second, // as long as a kubelet's change waits after an outage
 		Logger: cfg.Logger, Registerer: reg,
@@ -76,8 +75,8 @@ func newAugmentMode(cfg *Config, j *judge, reg *registrations) (*augmentMode, er
 
 func (m *augmentMode) tasks() []task {
 	return []task{
-		{m.pulses[0].name, m.updater.Run, m.pulses[0].alive},
-		{m.pulses[1].name, m.recorder.Run, m.pulses[1].alive},
+		m.pulses.updater.task("status", m.updater.Run),
+		m.pulses.recorder.task("events", m.recorder.Run),
 	}
 }
 
@@ -142,7 +141,7 @@ func newShadowMode(cfg *Config, j *judge, reg *registrations) (*shadowMode, erro
 	if err != nil {
 		return nil, err
 	}
-	m := &shadowMode{clients: clients, comparison: comparison{judge: j, shadow: shadow.New(reg)}, pulse: pulse{name: "status"}}
+	m := &shadowMode{clients: clients, comparison: comparison{judge: j, shadow: shadow.New(reg)}}
 	m.updater, err = status.New(status.Config{
 		NodeName: cfg.NodeName, Nodes: clients.nodes, Timeout: apiTimeout,
 		Content: status.Follow{}, Seen: m.seen,
@@ -156,7 +155,7 @@ func newShadowMode(cfg *Config, j *judge, reg *registrations) (*shadowMode, erro
 	return m, nil
 }
 
-func (m *shadowMode) tasks() []task                 { return []task{{m.pulse.name, m.updater.Run, m.pulse.alive}} }
+func (m *shadowMode) tasks() []task                 { return []task{m.pulse.task("status", m.updater.Run)} }
 func (m *shadowMode) close()                        { m.clients.close() }
 func (m *shadowMode) observe(*probe.Snapshot, bool) { m.compare() }
 func (m *shadowMode) checks() []Check               { return []Check{{"status", m.updater.Ready()}} }

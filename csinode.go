@@ -27,6 +27,7 @@ type csiNode struct {
 	get     func(context.Context) ([]byte, error)
 	timeout time.Duration
 	log     *slog.Logger
+	pulse   pulse
 
 	last node.VolumeLimits // what was read last
 }
@@ -43,6 +44,7 @@ func newCSINode(client *clients, nodeName string, timeout time.Duration, log *sl
 // limits when one has changed.
 func (c *csiNode) Run(ctx context.Context, changed func(node.VolumeLimits)) error {
 	for {
+		c.pulse.beat(c.timeout + slack)
 		wait := csiNodeInterval
 		limits, err := c.read(ctx)
 		if ctx.Err() != nil {
@@ -59,6 +61,7 @@ func (c *csiNode) Run(ctx context.Context, changed func(node.VolumeLimits)) erro
 			c.last = limits
 			changed(maps.Clone(limits))
 		}
+		c.pulse.beat(0)
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)

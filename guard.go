@@ -49,6 +49,7 @@ type guard struct {
 	manager  string        // our field manager
 	duration time.Duration // how long a renewal is good for, where the Lease does not say
 	log      *slog.Logger
+	pulse    pulse // of Run
 
 	unsure  atomic.Pointer[error] // why it is not known whether a kubelet is alive; nil once it is
 	tripped atomic.Pointer[error]
@@ -99,17 +100,20 @@ func (g *guard) start(ctx context.Context) error {
 // Run tries until it can tell whether a kubelet is alive, and stands down if one is.
 // OnFailure is called when it could not tell: the connection may be half dead.
 func (g *guard) Run(ctx context.Context, onFailure func()) error {
+	defer g.pulse.beat(0)
 	const least, most = 100 * time.Millisecond, 7 * time.Second
 	for wait := least; g.unsure.Load() != nil; wait = min(2*wait, most) {
 		seconds, _ := apierrors.SuggestsClientDelay(*g.unsure.Load())
 		// As for a renewal: the Lease from before a restart would run out meanwhile.
 		timer := time.NewTimer(max(wait, min(time.Duration(seconds)*time.Second, g.duration/4)))
+		g.pulse.beat(0)
 		select {
 		case <-ctx.Done():
 			timer.Stop()
 			return context.Cause(ctx)
 		case <-timer.C:
 		}
+		g.pulse.beat(2*g.timeout() + slack)
 		if alive := g.look(ctx); alive != nil {
 			g.trip(alive)
 			return nil
@@ -121,11 +125,14 @@ func (g *guard) Run(ctx context.Context, onFailure func()) error {
 	return nil
 }
 
+// timeout bounds each of the two reads of look.
+func (g *guard) timeout() time.Duration { return min(10*time.Second, g.duration) }
+
 // look reads Lease and Node, and returns which other writer is alive. If none is, it
 // allows writes; if it cannot tell, it keeps the reason. Each read has as long as any
 // other call: a slow API server is no reason to be silent.
 func (g *guard) look(ctx context.Context) (alive error) {
-	timeout := min(10*time.Second, g.duration)
+	timeout := g.timeout()
 	leaseCtx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	lease, err := g.leases.Get(leaseCtx, g.name)

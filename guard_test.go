@@ -247,6 +247,9 @@ func TestGuardRun(t *testing.T) {
 				api.edit(test.change)
 				for g.err() != nil && g.stoodDown() == nil && time.Since(began) < 10*time.Minute {
 					time.Sleep(100 * time.Millisecond)
+					if err := g.pulse.alive(); err != nil {
+						t.Fatalf("after %v: %v", time.Since(began), err)
+					}
 				}
 				synctest.Wait()
 				switch took := time.Since(began); {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -84,7 +85,7 @@ func checkCPUs(reserved cpuset.CPUSet, sysfs string) error {
 
 // newRuntime returns what asks the container runtime, through the node's root; without
 // an endpoint, it reports a node without a runtime.
-func newRuntime(cfg *Config, reg *registrations) (*cri.Sampler, error) {
+func newRuntime(cfg *Config, alive func(time.Duration), reg *registrations) (*cri.Sampler, error) {
 	onNode := func(endpoint string) string {
 		path, err := cri.SocketPath(endpoint)
 		if err != nil {
@@ -94,7 +95,7 @@ func newRuntime(cfg *Config, reg *registrations) (*cri.Sampler, error) {
 	}
 	sampler, err := cri.New(cri.Config{
 		Endpoint: onNode(cfg.RuntimeEndpoint), ImageEndpoint: onNode(cfg.ImageEndpoint),
-		Logger: cfg.Logger, Registerer: reg,
+		Alive: alive, Logger: cfg.Logger, Registerer: reg,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("set up container runtime: %w", err)
@@ -103,10 +104,10 @@ func newRuntime(cfg *Config, reg *registrations) (*cri.Sampler, error) {
 }
 
 // newVolumes returns what finds the volumes in use.
-func newVolumes(cfg *Config, reg *registrations) (*volume.Sampler, error) {
+func newVolumes(cfg *Config, alive func(time.Duration), reg *registrations) (*volume.Sampler, error) {
 	sampler, err := volume.New(volume.Config{
 		Procfs: cfg.Procfs, Rootfs: cfg.Rootfs, RootDirectory: cfg.RootDirectory,
-		Timeout: cfg.StatfsTimeout, Logger: cfg.Logger, Registerer: reg,
+		Timeout: cfg.StatfsTimeout, Alive: alive, Logger: cfg.Logger, Registerer: reg,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("set up volumes: %w", err)

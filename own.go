@@ -34,7 +34,8 @@ type ownMode struct {
 	runtime *cri.Sampler
 	volumes *volume.Sampler
 	guard   *guard
-	pulses  [3]pulse // of the updater, the recorder and the heartbeater
+	csiNode *csiNode // nil if its limits do not matter
+	pulses  struct{ updater, recorder, heartbeater, runtime, volumes, inhibitor pulse }
 
 	content     *node.Content
 	updater     *status.Updater
@@ -55,13 +56,12 @@ func newOwnMode(cfg *Config, j *judge, sampler *probe.Sampler, reg *registration
 	}
 	m := &ownMode{
 		clients: clients, cfg: cfg, judge: j, sampler: sampler, guard: newGuard(cfg, clients.nodes, clients.leases, reg),
-		pulses: [3]pulse{{name: "status writer"}, {name: "event recorder"}, {name: "lease writer"}},
 	}
 	m.setVolumeLimits(nil)
-	if m.runtime, err = newRuntime(cfg, reg); err != nil {
+	if m.runtime, err = newRuntime(cfg, m.pulses.runtime.beat, reg); err != nil {
 		return nil, err
 	}
-	if m.volumes, err = newVolumes(cfg, reg); err != nil {
+	if m.volumes, err = newVolumes(cfg, m.pulses.volumes.beat, reg); err != nil {
 		return nil, err
 	}
 	nodeCfg := nodeConfig(cfg)
@@ -82,7 +82,7 @@ func (m *ownMode) newWriters(clients *clients, reg *registrations) (err error) {
 	m.recorder, err = status.NewRecorder(status.RecorderConfig{
 		Node: owner, Events: clients.events, Timeout: timeout,
 		Component: "kubelet", // by which readers of Events look for a node's
-		OnFailure: clients.forEvents.reconnect, Alive: m.pulses[1].beat, Logger: cfg.Logger, Registerer: reg,
+		OnFailure: clients.forEvents.reconnect, Alive: m.pulses.recorder.beat, Logger: cfg.Logger, Registerer: reg,
 	})
 	if err != nil {
 		return fmt.Errorf("set up events: %w", err)
@@ -95,7 +95,7 @@ func (m *ownMode) newWriters(clients *clients, reg *registrations) (err error) {
 		NodeName: cfg.NodeName, Nodes: clients.nodes, Timeout: timeout,
 		Content: m.content, Registrar: registrar,
 		Adopt: m.adopt, Seen: m.seen, Allow: m.guard.allow, Record: m.record,
-		OnFailure: clients.forNodes.reconnect, Alive: m.pulses[0].beat,
+		OnFailure: clients.forNodes.reconnect, Alive: m.pulses.updater.beat,
 		UpdateFrequency: cfg.StatusUpdateFrequency, ReportFrequency: cfg.StatusReportFrequency,
 		RetryRefused: true,
 		Logger:       cfg.Logger, Registerer: reg,
@@ -107,7 +107,7 @@ func (m *ownMode) newWriters(clients *clients, reg *registrations) (err error) {
 		Leases: clients.leases, NodeName: cfg.NodeName, Duration: cfg.LeaseDuration,
 		Healthy: m.vouch, Owner: m.updater.Owner, FieldManager: cfg.FieldManager,
 		OnForeign: m.guard.noticed, OnLost: m.updater.Recheck,
-		OnFailure: clients.forLeases.reconnect, Alive: m.pulses[2].beat,
+		OnFailure: clients.forLeases.reconnect, Alive: m.pulses.heartbeater.beat,
 		Logger: cfg.Logger, Registerer: reg,
 	})
 	if err != nil {
@@ -120,25 +120,25 @@ func (m *ownMode) newWriters(clients *clients, reg *registrations) (err error) {
 func (m *ownMode) addTasks(clients *clients) {
 	cfg := m.cfg
 	m.all = []task{
-		{"guard", func(ctx context.Context) error {
+		m.guard.pulse.task("guard", func(ctx context.Context) error {
 			return m.guard.Run(ctx, func() { clients.forNodes.reconnect(); clients.forLeases.reconnect() })
-		}, nil},
-		{m.pulses[0].name, m.updater.Run, m.pulses[0].alive},
-		{m.pulses[1].name, m.recorder.Run, m.pulses[1].alive},
-		{m.pulses[2].name, m.heartbeater.Run, m.pulses[2].alive},
-		{"container runtime", func(ctx context.Context) error { return m.runtime.Run(ctx, m.runtimeChanged) }, nil},
-		{"volumes", func(ctx context.Context) error { return m.volumes.Run(ctx, m.volumesChanged) }, nil},
+		}),
+		m.pulses.updater.task("status writer", m.updater.Run),
+		m.pulses.recorder.task("event recorder", m.recorder.Run),
+		m.pulses.heartbeater.task("lease writer", m.heartbeater.Run),
+		m.pulses.runtime.task("container runtime", func(ctx context.Context) error { return m.runtime.Run(ctx, m.runtimeChanged) }),
+		m.pulses.volumes.task("volumes", func(ctx context.Context) error { return m.volumes.Run(ctx, m.volumesChanged) }),
 	}
 	if cfg.VolumeLimitsFromCSINode {
-		reader := newCSINode(clients, cfg.NodeName, callTimeout(cfg), cfg.Logger)
-		m.all = append(m.all, task{"csinode", func(ctx context.Context) error { return reader.Run(ctx, m.limitsChanged) }, nil})
+		m.csiNode = newCSINode(clients, cfg.NodeName, callTimeout(cfg), cfg.Logger)
+		m.all = append(m.all, m.csiNode.pulse.task("csinode", func(ctx context.Context) error { return m.csiNode.Run(ctx, m.limitsChanged) }))
 	}
 	if cfg.ShutdownGracePeriod > 0 {
 		inhibitor := logind.New(logind.Config{
 			Address: logind.SystemBus(cfg.Rootfs), Who: cfg.FieldManager, GracePeriod: cfg.ShutdownGracePeriod,
-			Begin: m.shutdownBegins, Cancel: m.shutdownCancelled, Logger: cfg.Logger,
+			Begin: m.shutdownBegins, Cancel: m.shutdownCancelled, Alive: m.pulses.inhibitor.beat, Logger: cfg.Logger,
 		})
-		m.all = append(m.all, task{"shutdown inhibitor", inhibitor.Run, nil})
+		m.all = append(m.all, m.pulses.inhibitor.task("shutdown inhibitor", inhibitor.Run))
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -214,68 +213,6 @@ func TestFactsAreNotLost(t *testing.T) {
 		if got := n.Status.Capacity["attachable-volumes-csi-d"]; n.Status.Capacity.Cpu().Value() != int64(1+i) || got.Value() != limit || !strings.Contains(ready.Message, why) {
 			t.Fatalf("round %d: capacity %v, Ready %q", i, n.Status.Capacity, ready.Message)
 		}
-	}
-}
-
-// The kernel programs' reader and each writer are in State.Live by name, and one that is
-// stuck is not alive, whether or not the API server can be reached.
-func TestLiveness(t *testing.T) {
-	api := newAPIServer(t)
-	for mode, want := range map[Mode][]string{
-		Observe: {"sampler", "kernel events"},
-		Augment: {"sampler", "kernel events", "status", "events"},
-		Own:     {"sampler", "kernel events", "status writer", "event recorder", "lease writer"},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			cfg, _ := treeConfig(t, testtree.New(t, nil))
-			cfg.Mode, cfg.API = mode, api.config
-			a, err := New(cfg)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer a.Close()
-			pulses := []*pulse{&a.hearing}
-			switch m := a.mode.(type) {
-			case *ownMode:
-				pulses = append(pulses, &m.pulses[0], &m.pulses[1], &m.pulses[2])
-			case *augmentMode:
-				pulses = append(pulses, &m.pulses[0], &m.pulses[1])
-			}
-			var names []string
-			for _, c := range a.State().Live {
-				names = append(names, c.Name)
-			}
-			if !slices.Equal(names, want) {
-				t.Errorf("mode %s: %q, want %q", mode, names, want)
-			}
-			failing := func() (failed []string) {
-				for _, c := range a.State().Live[1:] { // nothing is sampled here
-					if c.Err != nil {
-						failed = append(failed, c.Name)
-					}
-				}
-				return failed
-			}
-			for i, p := range pulses {
-				p.beat(10 * time.Second)
-				time.Sleep(9 * time.Second)
-				if got := failing(); got != nil {
-					t.Errorf("%s in time: %q fail", p.name, got)
-				}
-				time.Sleep(time.Minute) // the machine was stopped: there was no chance to beat
-				if got := failing(); got != nil {
-					t.Errorf("%s after a pause: %q fail", p.name, got)
-				}
-				time.Sleep(pulseGrace)
-				if got := failing(); !slices.Equal(got, want[i+1:i+2]) {
-					t.Errorf("%s stuck: %q fail", p.name, got)
-				}
-				p.beat(0)
-				if got := failing(); got != nil {
-					t.Errorf("%s again: %q fail", p.name, got)
-				}
-			}
-		})
 	}
 }
 

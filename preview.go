@@ -53,11 +53,11 @@ func NewPreview(ctx context.Context, cfg Config, watch time.Duration) (*Preview,
 	if err := sampleFor(ctx, watch, func() { j.observe(sampler.Sample()) }); err != nil {
 		return nil, err
 	}
-	runtime, err := newRuntime(&cfg, reg)
+	runtime, err := newRuntime(&cfg, nil, reg)
 	if err != nil {
 		return nil, err
 	}
-	volumes, err := newVolumes(&cfg, reg)
+	volumes, err := newVolumes(&cfg, nil, reg)
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +90,7 @@ func NewPreview(ctx context.Context, cfg Config, watch time.Duration) (*Preview,
 // that failed are in the Snapshot.
 func SampleRuntime(ctx context.Context, cfg Config) (*cri.Snapshot, error) {
 	cfg = cfg.withDefaults()
-	runtime, err := newRuntime(&cfg, new(registrations))
+	runtime, err := newRuntime(&cfg, nil, new(registrations))
 	if err != nil {
 		return nil, err
 	}

@@ -13,14 +13,14 @@ type task struct {
 	// run blocks until ctx ends, and returns its cause; any other error ends the Agent.
 	run func(ctx context.Context) error
 	// alive returns why the task is stuck, or nil, whether or not the API server can be
-	// reached; nil for a task that only ever waits for the kernel.
+	// reached.
 	alive func() error
 }
 
 // pulse tells a task that goes on from one that is stuck. A writer goes on while the
 // API server is away: restarting it for that only makes things worse.
 type pulse struct {
-	name string
+	name string // the task's
 
 	mu      sync.Mutex // guards the rest
 	due     time.Time  // of the next beat, at the latest; zero while nothing is due
@@ -30,6 +30,16 @@ type pulse struct {
 // pulseGrace is how much longer a beat that is found to be late may take: where this
 // process, or its machine, was stopped for a while, the task has had no chance yet.
 const pulseGrace = 2 * time.Second
+
+// slack is how long a task may take from one beat to the next besides its calls, each of
+// which has a timeout.
+const slack = 10 * time.Second
+
+// task returns a task of which this is the pulse.
+func (p *pulse) task(name string, run func(context.Context) error) task {
+	p.name = name
+	return task{name, run, p.alive}
+}
 
 // beat is called by the task, with the time within which it will call again; 0 stands
 // for however long, as while it waits for something to do.
