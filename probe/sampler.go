@@ -10,11 +10,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/nodeprobe/nodeprobe/probe/hotfile"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/internal/once"
 	"github.com/nodeprobe/nodeprobe/probe/cgroup"
-	"github.com/prometheus/client_golang/prometheus"
+	"github.com/nodeprobe/nodeprobe/probe/hotfile"
 )
 
 // Config configures a Sampler: where to read, and how often.
@@ -98,7 +99,7 @@ type Sampler struct {
 
 	current     Snapshot // owned by the goroutine that calls Sample
 	machineRead time.Time
-	logged      [NumSources]logged
+	failing     [NumSources]bool // so that a sample without errors need not ask the log
 
 	foreignCgroups, lacksPSI bool // as logged last
 
@@ -106,12 +107,6 @@ type Sampler struct {
 	last    Snapshot
 	started time.Time
 	doubted time.Time // when last was first found too old
-}
-
-// logged is the error of a source that was logged last.
-type logged struct {
-	text string // "" while the source can be read
-	at   time.Time
 }
 
 // validate returns an error that names the first wrong field.
@@ -149,6 +144,7 @@ func New(cfg Config) (*Sampler, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	cfg.Logger = once.Logger(cfg.Logger)
 	s := &Sampler{
 		cfg:    cfg,
 		memory: newMemoryReader(cfg.Procfs),
@@ -247,10 +243,6 @@ func (s *Sampler) readVmstat(snap *Snapshot) {
 	}
 }
 
-// relogInterval is how often a source that keeps failing may be logged again with
-// another error: one that quotes what was read may differ each time.
-const relogInterval = time.Minute
-
 // note counts the sources that failed and logs each once per change, and likewise that
 // the kernel has no PSI.
 func (s *Sampler) note(snap *Snapshot) {
@@ -262,19 +254,15 @@ func (s *Sampler) note(snap *Snapshot) {
 		}
 	}
 	for i, err := range snap.Errors {
-		said := &s.logged[i]
-		if err == nil {
-			if said.text != "" {
-				*said = logged{}
-				s.cfg.Logger.Info("source can be read again", "source", Source(i).String())
-			}
-			continue
-		}
-		s.metrics.readErrors[i].Inc()
-		text := err.Error()
-		if text != said.text && (said.text == "" || snap.Time.Sub(said.at) >= relogInterval) {
-			*said = logged{text: text, at: snap.Time}
-			s.cfg.Logger.Warn("source cannot be read", "source", Source(i).String(), "err", err)
+		name := Source(i).String()
+		switch {
+		case err != nil:
+			s.failing[i] = true
+			s.metrics.readErrors[i].Inc()
+			s.cfg.Logger.Warn("source cannot be read", once.Varying, "source "+name, "source", name, "err", err)
+		case s.failing[i]:
+			s.failing[i] = false
+			s.cfg.Logger.Info("source can be read again", once.Recovery, "source "+name, "source", name)
 		}
 	}
 }
