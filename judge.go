@@ -35,7 +35,6 @@ type judge struct {
 	transition time.Duration
 	evaluator  *pressure.Evaluator
 	rules      *pressure.Judge
-	configured []pressure.Rule // of rules
 	forecaster *pressure.Forecaster
 	latest     assessment
 	names      []string            // of the thresholds of the estimates, in metrics
@@ -49,6 +48,7 @@ type assessment struct {
 	snapshot  probe.Snapshot
 	verdicts  [pressure.NumConditions]pressure.Verdict
 	findings  []pressure.Finding
+	rules     []pressure.Rule // of the findings; they do not change
 	estimates []pressure.Estimate
 }
 
@@ -58,10 +58,10 @@ func newJudge(cfg *Config, limits limitWatcher, reg prometheus.Registerer) *judg
 		interval: cfg.SampleInterval, transition: cfg.TransitionPeriod,
 		evaluator:  pressure.NewEvaluator(cfg.Thresholds, cfg.TransitionPeriod),
 		rules:      pressure.NewJudge(cfg.Conditions),
-		configured: cfg.Conditions,
 		forecaster: pressure.NewForecaster(cfg.Thresholds),
 		names:      thresholdNames(cfg.Thresholds),
 	}
+	j.latest.rules = cfg.Conditions
 	j.latest.estimates = make([]pressure.Estimate, len(cfg.Thresholds))
 	j.transitions = promauto.With(reg).NewCounterVec(prometheus.CounterOpts{
 		Name: "nodeprobe_condition_transitions_total",
@@ -110,8 +110,7 @@ func (j *judge) reload(cfg *Config) {
 	j.transition, j.interval = cfg.TransitionPeriod, cfg.SampleInterval
 	j.evaluator.Change(cfg.Thresholds, j.transition)
 	j.rules.Change(cfg.Conditions)
-	j.configured = cfg.Conditions
-	j.latest.findings = j.rules.Findings()
+	j.latest.rules, j.latest.findings = cfg.Conditions, j.rules.Findings()
 	j.countFromZero(cfg.Conditions)
 	j.forecaster.Change(cfg.Thresholds)
 	j.latest.estimates = slices.Clone(j.forecaster.Observe(&j.latest.snapshot))
@@ -205,13 +204,6 @@ func (j *judge) assess() assessment {
 	a := j.latest
 	a.findings, a.estimates = slices.Clone(a.findings), slices.Clone(a.estimates)
 	return a
-}
-
-// conditions returns the rules that are in force, which do not change.
-func (j *judge) conditions() []pressure.Rule {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	return j.configured
 }
 
 // unjudged returns on one line which conditions could not be judged since the start,

@@ -160,8 +160,7 @@ func (m *ownMode) tasks() []task { return m.all }
 // verdict.
 func (m *ownMode) observe(s *probe.Snapshot, changed bool) {
 	m.mu.Lock()
-	last := &m.facts.Snapshot
-	if !changed && last.Machine == s.Machine && last.Capacity == s.Capacity && !last.Time.IsZero() {
+	if !changed && alikeForNode(&m.facts.Snapshot, s) {
 		m.mu.Unlock()
 		return
 	}
@@ -172,11 +171,19 @@ func (m *ownMode) observe(s *probe.Snapshot, changed bool) {
 	}
 }
 
+// alikeForNode reports whether two snapshots are the same but for what the judge makes
+// of them. That there are no huge pages is one thing, that they could not be read another.
+func alikeForNode(a, b *probe.Snapshot) bool {
+	const pages = probe.SourceHugePages
+	return a.Machine == b.Machine && a.Capacity == b.Capacity && a.Time.IsZero() == b.Time.IsZero() &&
+		(a.Errors[pages] == nil) == (b.Errors[pages] == nil)
+}
+
 // judged hands over the latest assessment. The caller holds the lock.
 func (m *ownMode) judged() {
 	a := m.judge.assess()
 	m.facts.Snapshot, m.facts.Verdicts = a.snapshot, a.verdicts
-	m.facts.Conditions = nodeConditions(withoutRepeated(a.findings, m.judge.conditions()))
+	m.facts.Conditions = nodeConditions(withoutRepeated(a.findings, a.rules))
 	m.content.Observe(m.facts)
 }
 
@@ -212,13 +219,13 @@ func (m *ownMode) seen(seen *v1.Node) { m.runtime.Configure(podCIDRs(seen)) }
 
 // runtimeChanged is called when the container runtime reports something else.
 func (m *ownMode) runtimeChanged() {
-	m.change(func(f *node.Facts) {
-		latest := m.runtime.Last()
-		if dir := imageDirectory(&latest); dir != "" {
-			m.sampler.ImagesAt(dir)
-		}
-		f.Runtime = node.RuntimeFacts(&latest, m.cfg.MaxImages)
-	})
+	latest := m.runtime.Last()
+	if dir := imageDirectory(&latest); dir != "" {
+		m.sampler.ImagesAt(dir)
+	}
+	// There may be many images: the sampler must not wait for them.
+	facts := node.RuntimeFacts(&latest, m.cfg.MaxImages)
+	m.change(func(f *node.Facts) { f.Runtime = facts })
 }
 
 // runtimeErrors returns why the container runtime is not ready, which is also a matter
@@ -230,7 +237,8 @@ func (m *ownMode) runtimeErrors() error {
 
 // volumesChanged is called when other volumes are in use.
 func (m *ownMode) volumesChanged() {
-	m.change(func(f *node.Facts) { f.Volumes = node.VolumeFacts(m.volumes.Last()) })
+	facts := node.VolumeFacts(m.volumes.Last())
+	m.change(func(f *node.Facts) { f.Volumes = facts })
 }
 
 // limitsChanged is called when the CSINode has other limits.

@@ -248,3 +248,38 @@ func TestOutage(t *testing.T) {
 		return s.IsReady() == nil && api.condition("MemoryPressure").Status == v1.ConditionTrue
 	})
 }
+
+// The content gets what a sample has changed although no condition has: what the machine
+// is and has, and whether its huge pages could be read.
+func TestOwnNoticesMachine(t *testing.T) {
+	cfg, _ := treeConfig(t, testtree.New(t, nil))
+	cfg.Mode, cfg.API = Own, newAPIServer(t).config
+	a, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
+	m := a.mode.(*ownMode)
+	now := at(0, 50)
+	sample := func() {
+		changed, _ := a.judge.observe(now)
+		m.observe(now, changed)
+	}
+	sample()
+	for _, step := range []struct {
+		name   string
+		change func(s *probe.Snapshot)
+	}{
+		{"memory is plugged in", func(s *probe.Snapshot) { s.Capacity.Memory, s.Capacity.MemoryOK = 1<<30, true }},
+		{"no CPU quota", func(s *probe.Snapshot) { s.Machine.NoCPUQuota = true }},
+		{"huge pages cannot be read", func(s *probe.Snapshot) { s.Errors[probe.SourceHugePages] = errors.New("no") }},
+		{"huge pages can be read again", func(s *probe.Snapshot) { s.Errors[probe.SourceHugePages] = nil }},
+	} {
+		now.Time = now.Time.Add(time.Second)
+		step.change(now)
+		sample()
+		if got := m.facts.Snapshot.Time; !got.Equal(now.Time) {
+			t.Errorf("%s: the facts are %s old", step.name, now.Time.Sub(got))
+		}
+	}
+}

@@ -36,11 +36,17 @@ func newUserSetters(setters []Setter) []userSetter {
 }
 
 // applyUsers runs the users' setters over node, and returns the errors. Each may take
-// half of what is left of the timeout, so that one that hangs leaves time for the
-// others, and all of them together take no longer than the timeout.
+// half of what is left of the timeout, or until ctx ends, so that one that hangs leaves
+// time for the others, and all of them together take no longer than that.
 func (p *pass) applyUsers(ctx context.Context, node *v1.Node) (errs []error) {
 	end := time.Now().Add(p.cfg.Timeout)
+	if deadline, ok := ctx.Deadline(); ok && deadline.Before(end) {
+		end = deadline
+	}
 	for i := range p.users {
+		if ctx.Err() != nil {
+			break // nothing is posted any more
+		}
 		if err := p.users[i].apply(ctx, node, time.Until(end)/2); err != nil {
 			errs = append(errs, err)
 		}

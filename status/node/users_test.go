@@ -144,6 +144,33 @@ func TestSettersShareTheTimeout(t *testing.T) {
 	})
 }
 
+// Who has less time than the timeout, as at the end of a process, is not kept longer; and
+// once ctx has ended, at most by the setter that is under way.
+func TestSettersEndWithContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hangs := func(context.Context, *v1.Node) error { time.Sleep(time.Hour); return nil }
+		take := func(ctx context.Context) time.Duration {
+			c := New(Config{
+				Addresses: testAddresses(), Resources: testResources(), Timeout: 8 * time.Second,
+				Setters: []Setter{hangs, hangs, hangs},
+			})
+			c.Observe(machineFacts(apitest.Epoch))
+			start := time.Now()
+			_, _, _ = c.Initial(ctx, start)
+			return time.Since(start)
+		}
+		short, stop := context.WithTimeout(t.Context(), time.Second)
+		defer stop()
+		if took := take(short); took > time.Second {
+			t.Errorf("it takes %v of the second there is", took)
+		}
+		ended, stop := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, stop)
+		apitest.Diff(t, "time with a ctx that ends meanwhile", 4*time.Second, take(ended))
+		time.Sleep(2 * time.Hour)
+	})
+}
+
 // What a setter has changed before it returned an error is kept, and it is tried again.
 func TestSetterThatFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
