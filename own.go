@@ -299,10 +299,11 @@ func (m *ownMode) leaseReady() error {
 func (m *ownMode) report(s *State) {
 	posted, lease := m.updater.Posted(), m.heartbeater.State()
 	s.Posted, s.Lease, s.StoodDown = &posted, &lease, m.guard.stoodDown()
-	s.Conditions = withoutRepeated(s.Conditions, m.judge.conditions())
+	latest := m.judge.assess()
+	s.Conditions = withoutRepeated(latest.findings, latest.rules)
 	if m.cfg.RuntimeEndpoint != "" {
-		latest := m.runtime.Last()
-		s.Runtime = &latest
+		reported := m.runtime.Last()
+		s.Runtime = &reported
 	}
 }
 
