@@ -209,8 +209,8 @@ func TestHelmRefuses(t *testing.T) {
 		"mode=own,config.registerNode=true":                      "",
 		"mode=own,config.impersonateNode=false":                  "mode own needs config.impersonateNode or config.kubeconfig",
 		"mode=observe,config.shadow=true":                        "config.shadow in mode observe needs config.kubeconfig",
-		"config.webListenAddress=":                               "config.webListenAddress is what Prometheus asks",
-		"config.webConfigFile=/x,config.webHealthListenAddress=": "with config.webConfigFile, config.webHealthListenAddress is what the pod's probes ask",
+		"config.webListenAddress=":                               "config.webListenAddress is required: Prometheus scrapes it",
+		"config.webConfigFile=/x,config.webHealthListenAddress=": "config.webConfigFile needs config.webHealthListenAddress, for the pod's probes",
 		"config.webHealthListenAddress=:1":                       "",
 	} {
 		out, err := exec.CommandContext(t.Context(), helm, "template", chart, "--set="+set).CombinedOutput()

@@ -2,7 +2,7 @@
 {{- if contains "nodeprobe" .Release.Name }}{{ .Release.Name }}{{ else }}{{ .Release.Name }}-nodeprobe{{ end }}
 {{- end }}
 
-{{- /* The alerts and the dashboard look for the job by app.kubernetes.io/name. */}}
+{{- /* app.kubernetes.io/name is the job, by which alerts and dashboard select. */}}
 {{- define "nodeprobe.selector" -}}
 app.kubernetes.io/name: nodeprobe
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -19,7 +19,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.serviceAccount.name | default (include "nodeprobe.name" .) }}
 {{- end }}
 
-{{- /* What has no Linux of its own would be tolerated too, and its pods never run. */}}
+{{- /* The toleration also matches nodes without a Linux of their own, on which the pods would never run. */}}
 {{- define "nodeprobe.machines" -}}
 nodeAffinity:
   requiredDuringSchedulingIgnoredDuringExecution:
@@ -29,20 +29,20 @@ nodeAffinity:
       - {key: type, operator: NotIn, values: [virtual-kubelet]}
 {{- end }}
 
-{{- /* What is configured, over what the mode needs. */}}
+{{- /* The configuration, over what the mode needs. */}}
 {{- define "nodeprobe.config" -}}
 {{- $config := dict "apiVersion" "nodeprobe.dev/v1alpha1" "kind" "NodeProbeConfiguration" "webListenAddress" ":9732" }}
 {{- if eq .Values.mode "own" }}
 {{- $config = merge $config (dict "impersonateNode" (not .Values.config.kubeconfig) "registerNode" false "containerRuntimeEndpoint" "") }}
 {{- end }}
-{{- /* A web configuration file may ask for TLS, users or client certificates: a kubelet's probes have none. */}}
+{{- /* A web configuration file may require users or client certificates, and a kubelet's probes have neither. */}}
 {{- if .Values.config.webConfigFile }}
 {{- $config = merge $config (dict "webHealthListenAddress" ":9733") }}
 {{- end }}
 {{- mergeOverwrite $config (deepCopy .Values.config) (dict "mode" .Values.mode) | toYaml }}
 {{- end }}
 
-{{- /* Who the pods are to the API server: "none", their service account, or the node. */}}
+{{- /* The pods' identity at the API server: "none", "account" (their service account) or "node". */}}
 {{- define "nodeprobe.identity" -}}
 {{- $config := include "nodeprobe.config" . | fromYaml }}
 {{- if $config.kubeconfig }}none
