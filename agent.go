@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/internal/guard"
+	"github.com/nodeprobe/nodeprobe/internal/judge"
 	"github.com/nodeprobe/nodeprobe/internal/once"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/arm"
@@ -21,6 +23,11 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 	"github.com/nodeprobe/nodeprobe/probe/usage"
 )
+
+// ErrOccupied is wrapped by the error of [Agent.Run] in mode Own if a kubelet, or another
+// agent, is alive on the node. Trying again and again would take over when that one dies,
+// and so hide its death from the cluster.
+var ErrOccupied = guard.ErrOccupied
 
 // Agent watches one node, and writes what its mode allows. Make it with [New], start
 // it with [Agent.Run]. Its other methods may be called from any goroutine, before,
@@ -39,7 +46,7 @@ type Agent struct {
 	sampler  *probe.Sampler
 	notifier *notify.Notifier
 	limits   *arm.Limits
-	judge    *judge
+	judge    *judge.Judge
 	mode     mode
 	victims  *usage.Victims
 	mounts   *mountReporter
@@ -106,7 +113,7 @@ func (a *Agent) build() (err error) {
 		return fmt.Errorf("set up sampler: %w", err)
 	}
 	a.limits = arm.New(arm.Config{Watch: a.sensor.Watch, Levels: a.sensor.Levels, Logger: log})
-	a.judge = newJudge(cfg, a.limits, &a.metrics)
+	a.judge = judge.New(policy(cfg), a.limits, cfg.Logger, &a.metrics)
 	a.metrics.MustRegister(tierCollector{a.judge, a.hooks})
 	if a.notifier, err = notify.New(notify.Config{Procfs: cfg.Procfs, Sysfs: cfg.Sysfs, Alive: a.pulses.notifier.beat, Logger: log}); err != nil {
 		return fmt.Errorf("set up notifier: %w", err)
@@ -211,16 +218,16 @@ func (a *Agent) RearmBPF() error { return a.sensor.Refresh() }
 
 // State returns what the Agent knows now.
 func (a *Agent) State() State {
-	latest := a.judge.assess()
+	latest := a.judge.Assess()
 	s := State{
 		Mode: a.cfg.Mode, NodeName: a.cfg.NodeName, Started: a.started,
-		Snapshot: latest.snapshot, Verdicts: latest.verdicts, Conditions: latest.findings,
-		Estimates: latest.estimates, Hooks: a.hooks, Samples: a.sampler.Causes(),
+		Snapshot: latest.Snapshot, Verdicts: latest.Verdicts, Conditions: latest.Findings,
+		Estimates: latest.Estimates, Hooks: a.hooks, Samples: a.sampler.Causes(),
 	}
 	for _, t := range a.tasks {
 		s.Live = append(s.Live, Check{t.name, t.alive()})
 	}
-	s.Ready = append(append(s.Ready, s.Live...), Check{"conditions", a.judge.unjudged()})
+	s.Ready = append(append(s.Ready, s.Live...), Check{"conditions", a.judge.Unjudged()})
 	s.Ready = append(s.Ready, a.mode.checks()...)
 	a.mode.report(&s)
 	return s
@@ -228,7 +235,7 @@ func (a *Agent) State() State {
 
 // observe passes a snapshot on. The verdict comes first: it may have to be posted.
 func (a *Agent) observe(s *probe.Snapshot) time.Duration {
-	changed, next := a.judge.observe(s)
+	changed, next := a.judge.Observe(s)
 	a.mode.observe(s, changed)
 	a.victims.Counted(s)
 	a.mounts.observe(s)

@@ -262,3 +262,12 @@ func mergedList(list, change []any) []any {
 	}
 	return list
 }
+
+// refusal answers as the API server does.
+func refusal(reason metav1.StatusReason, code int, message string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(code)
+		fmt.Fprintf(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":%q,"code":%d,"message":%q}`, reason, code, message)
+	}
+}

@@ -9,6 +9,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/nodeprobe/nodeprobe/internal/apiclient"
+	"github.com/nodeprobe/nodeprobe/internal/judge"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 	"github.com/nodeprobe/nodeprobe/status"
@@ -23,7 +25,7 @@ type augmentMode struct {
 	observeMode // what it has nothing to do for
 
 	comparison
-	clients  *clients
+	clients  *apiclient.Clients
 	content  *status.Conditions
 	updater  *status.Updater
 	recorder *status.Recorder
@@ -35,7 +37,7 @@ type augmentMode struct {
 	left bool       // the conditions are removed, and stay so
 }
 
-func newAugmentMode(cfg *Config, j *judge, reg *registrations) (*augmentMode, error) {
+func newAugmentMode(cfg *Config, j *judge.Judge, reg *registrations) (*augmentMode, error) {
 	clients, err := newClients(cfg)
 	if err != nil {
 		return nil, err
@@ -48,21 +50,21 @@ func newAugmentMode(cfg *Config, j *judge, reg *registrations) (*augmentMode, er
 	}
 	owner := func(ctx context.Context) (metav1.OwnerReference, error) { return m.updater.Owner(ctx) }
 	m.recorder, err = status.NewRecorder(status.RecorderConfig{
-		Node: owner, Events: clients.events, Timeout: apiTimeout, Component: cfg.FieldManager,
-		OnFailure: clients.forEvents.reconnect, Alive: m.pulses.recorder.beat, Logger: cfg.Logger, Registerer: reg,
+		Node: owner, Events: clients.Events, Timeout: apiTimeout, Component: cfg.FieldManager,
+		OnFailure: clients.ForEvents.Reconnect, Alive: m.pulses.recorder.beat, Logger: cfg.Logger, Registerer: reg,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("set up events: %w", err)
 	}
 	m.updater, err = status.New(status.Config{
-		NodeName: cfg.NodeName, Nodes: clients.nodes, Timeout: apiTimeout,
+		NodeName: cfg.NodeName, Nodes: clients.Nodes, Timeout: apiTimeout,
 		Content: m.content,
 		Adopt: func(node *v1.Node) {
-			j.seed(node, false)
+			j.Seed(node, false)
 			m.set()
 		},
 		Seen: m.seen, Record: m.recorder.Record,
-		OnFailure: clients.forNodes.reconnect, Alive: m.pulses.updater.beat,
+		OnFailure: clients.ForNodes.Reconnect, Alive: m.pulses.updater.beat,
 		UpdateFrequency: time.Minute, ReportFrequency: cfg.ConditionHeartbeat,
 		Spread: true, RetryPeriod: 10 * time.Second, // as long as a kubelet's change waits after an outage
 		Logger: cfg.Logger, Registerer: reg,
@@ -93,7 +95,7 @@ func (m *augmentMode) set() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if !m.left {
-		m.content.Set(nodeConditions(m.judge.assess().findings))
+		m.content.Set(nodeConditions(m.judge.Assess().Findings))
 	}
 }
 
@@ -107,7 +109,7 @@ func (m *augmentMode) report(s *State) {
 	s.Posted = &posted
 }
 
-func (m *augmentMode) close() { m.clients.close() }
+func (m *augmentMode) close() { m.clients.Close() }
 
 // exit removes the conditions, which nothing would keep true. It takes no more than a
 // second.
@@ -131,21 +133,21 @@ type shadowMode struct {
 	observeMode
 
 	comparison
-	clients *clients
+	clients *apiclient.Clients
 	updater *status.Updater
 	pulse   pulse
 }
 
-func newShadowMode(cfg *Config, j *judge, reg *registrations) (*shadowMode, error) {
+func newShadowMode(cfg *Config, j *judge.Judge, reg *registrations) (*shadowMode, error) {
 	clients, err := newClients(cfg)
 	if err != nil {
 		return nil, err
 	}
 	m := &shadowMode{clients: clients, comparison: comparison{judge: j, shadow: shadow.New(reg)}}
 	m.updater, err = status.New(status.Config{
-		NodeName: cfg.NodeName, Nodes: clients.nodes, Timeout: apiTimeout,
+		NodeName: cfg.NodeName, Nodes: clients.Nodes, Timeout: apiTimeout,
 		Content: status.Follow{}, Seen: m.seen,
-		OnFailure: clients.forNodes.reconnect, Alive: m.pulse.beat,
+		OnFailure: clients.ForNodes.Reconnect, Alive: m.pulse.beat,
 		UpdateFrequency: time.Minute, RetryPeriod: 10 * time.Second,
 		Logger: cfg.Logger, Registerer: reg,
 	})
@@ -156,19 +158,19 @@ func newShadowMode(cfg *Config, j *judge, reg *registrations) (*shadowMode, erro
 }
 
 func (m *shadowMode) tasks() []task                 { return []task{m.pulse.task("status", m.updater.Run)} }
-func (m *shadowMode) close()                        { m.clients.close() }
+func (m *shadowMode) close()                        { m.clients.Close() }
 func (m *shadowMode) observe(*probe.Snapshot, bool) { m.compare() }
 func (m *shadowMode) checks() []Check               { return []Check{{"status", m.updater.Ready()}} }
 
 // comparison of a kubelet's conditions with our verdicts.
 type comparison struct {
-	judge  *judge
+	judge  *judge.Judge
 	shadow *shadow.Comparison
 }
 
 // compare notes our verdicts.
 func (c *comparison) compare() {
-	c.judge.eachVerdict(func(v *pressure.Verdict, at time.Time) {
+	c.judge.EachVerdict(func(v *pressure.Verdict, at time.Time) {
 		c.shadow.Ours(v1.NodeConditionType(v.Condition.String()), v1.ConditionStatus(v.Status.String()), at)
 	})
 }
@@ -189,6 +191,6 @@ func Cleanup(ctx context.Context, cfg Config) (removed []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer clients.close()
-	return status.Cleanup(ctx, clients.nodes, cfg.NodeName, cfg.FieldManager)
+	defer clients.Close()
+	return status.Cleanup(ctx, clients.Nodes, cfg.NodeName, cfg.FieldManager)
 }

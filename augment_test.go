@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -41,7 +42,7 @@ func TestAugment(t *testing.T) {
 			t.Fatal(err)
 		}
 		stop := running(t, a)
-		eventually(t, "conditions", func() bool {
+		testtree.Eventually(t, "conditions", func() bool {
 			s := a.State()
 			return len(api.stored().Status.Conditions) == 1+len(cfg.Conditions) && s.IsReady() == nil
 		})
@@ -116,7 +117,7 @@ func TestAugmentPostsTheLatest(t *testing.T) {
 			adopting.Go(m.set)
 		}
 		runtime.Gosched()
-		changed, _ := a.judge.observe(s)
+		changed, _ := a.judge.Observe(s)
 		m.observe(s, changed)
 		adopting.Wait()
 		if got := status(); got != want {
@@ -161,10 +162,29 @@ func TestShadow(t *testing.T) {
 		t.Fatal(err)
 	}
 	running(t, a)
-	eventually(t, "ready", func() bool { s := a.State(); return s.IsReady() == nil })
+	testtree.Eventually(t, "ready", func() bool { s := a.State(); return s.IsReady() == nil })
 	api.mu.Lock()
 	defer api.mu.Unlock()
 	if i := slices.IndexFunc(api.requests, func(r string) bool { return !strings.HasPrefix(r, http.MethodGet) }); i >= 0 || len(api.requests) == 0 {
 		t.Errorf("it has sent %q", api.requests)
 	}
+}
+
+// renewedBy is a Lease that a manager renewed so long ago.
+func renewedBy(manager string, age time.Duration) *coordinationv1.Lease {
+	l := &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: time.Now().Add(-age)}}}
+	l.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: manager, FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:renewTime":{}}}`)}}
+	return l
+}
+
+// writtenBy is a Node whose status a manager wrote so long ago.
+func writtenBy(manager, subresource string, age time.Duration) *v1.Node {
+	at := metav1.NewTime(time.Now().Add(-age))
+	n := &v1.Node{}
+	n.Name = "n"
+	n.ManagedFields = []metav1.ManagedFieldsEntry{
+		{Manager: "kube-controller-manager", Subresource: "status", Time: &at},
+		{Manager: manager, Subresource: subresource, Time: &at},
+	}
+	return n
 }

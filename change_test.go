@@ -6,7 +6,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/internal/judge"
 	"github.com/nodeprobe/nodeprobe/internal/testtree"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/arm"
@@ -21,7 +24,6 @@ func TestCapacityChanges(t *testing.T) {
 	tr := testtree.New(t, nil)
 	a := testAgent(t, tr)
 	a.cfg.Thresholds = thresholds(t, map[string]string{"memory.available": "100Mi", "pid.available": "5%"})
-	a.judge.reload(&a.cfg)
 	var told []bpf.Watch
 	limits := arm.New(arm.Config{
 		Watch: func(ws []bpf.Watch) error {
@@ -31,7 +33,7 @@ func TestCapacityChanges(t *testing.T) {
 		Levels: func(l *bpf.Levels) { *l = bpf.Levels{} },
 		Logger: slog.New(slog.DiscardHandler),
 	})
-	a.judge.limits = limits
+	a.judge = judge.New(policy(&a.cfg), limits, a.log, prometheus.NewRegistry())
 	for _, step := range []struct {
 		name, file, text string
 		condition        pressure.Condition
@@ -55,7 +57,7 @@ func TestCapacityChanges(t *testing.T) {
 		{"until it can be", meminfoFile, testtree.Meminfo("6291456"), pressure.MemoryPressure, pressure.False, 8 << 30},
 	} {
 		tr.Write(step.file, step.text)
-		a.judge.observe(a.sampler.Sample())
+		a.judge.Observe(a.sampler.Sample())
 		s := a.State()
 		if got := s.Verdicts[step.condition].Status; got != step.want {
 			t.Errorf("%s: %v is %v, want %v: %+v", step.name, step.condition, got, step.want, s.Snapshot.Signals)
@@ -82,13 +84,13 @@ func TestThresholdAboveCapacity(t *testing.T) {
 			signal, _ := probe.ParseSignal(name)
 			a := testAgent(t, testtree.New(t, nil))
 			a.cfg.Thresholds = thresholds(t, map[string]string{name: value})
-			a.judge.reload(&a.cfg)
+			a.judge.Reload(policy(&a.cfg))
 			for range 3 {
 				s := a.sampler.Sample()
 				if !s.Signals[signal].OK {
 					t.Skipf("%s cannot be read here: %v", name, s.Signals[signal].Err)
 				}
-				a.judge.observe(s)
+				a.judge.Observe(s)
 				condition := pressure.Threshold{Signal: signal}.Condition()
 				if v := a.State().Verdicts[condition]; v.Status != pressure.True || !v.Met {
 					t.Errorf("%+v", v)

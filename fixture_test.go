@@ -82,19 +82,6 @@ func treeConfig(t testing.TB, tr *testtree.Tree) (Config, *logBuffer) {
 	return cfg, log
 }
 
-// patience is how long a test waits for what must happen.
-const patience = 30 * time.Second
-
-// eventually waits for a condition.
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !condition(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %s", what, patience)
-		}
-	}
-}
-
 // logBuffer is written and read at the same time.
 type logBuffer struct {
 	mu sync.Mutex

@@ -32,13 +32,13 @@ func running(t *testing.T, a *Agent) (stop func() error) {
 		select {
 		case err := <-done:
 			return err
-		case <-time.After(patience):
+		case <-time.After(testtree.Patience):
 			t.Fatal("Run does not return")
 			return nil
 		}
 	}
 	t.Cleanup(func() { _ = stop() })
-	eventually(t, "first sample", func() bool { s := a.State(); return !s.Snapshot.Time.IsZero() })
+	testtree.Eventually(t, "first sample", func() bool { s := a.State(); return !s.Snapshot.Time.IsZero() })
 	return stop
 }
 
@@ -56,22 +56,22 @@ func TestAgentFollowsTheNode(t *testing.T) {
 	stop := running(t, a)
 	reg := cfg.Registerer.(prometheus.Gatherer)
 	memory := func() float64 { return gauges(t, reg, "nodeprobe_condition_status")["MemoryPressure"] }
-	eventually(t, "first verdict", func() bool { return memory() == 0 })
+	testtree.Eventually(t, "first verdict", func() bool { return memory() == 0 })
 
 	tr.Write("proc/meminfo", testtree.MemoryInUse(8369140))
 	a.Sample()
-	eventually(t, "pressure", func() bool { return memory() == 1 })
+	testtree.Eventually(t, "pressure", func() bool { return memory() == 1 })
 
 	tr.Write("proc/meminfo", testtree.WithoutUsage(testtree.MemoryInUse(8369140)))
 	a.Sample()
-	eventually(t, "error", func() bool { return gauges(t, reg, "nodeprobe_sampler_read_errors_total")["memory_cgroup"] > 0 })
+	testtree.Eventually(t, "error", func() bool { return gauges(t, reg, "nodeprobe_sampler_read_errors_total")["memory_cgroup"] > 0 })
 	if got := memory(); got != 1 {
 		t.Errorf("condition is %v without evidence", got)
 	}
 
 	tr.Write("proc/meminfo", testtree.MemoryInUse(2<<20))
 	a.Sample()
-	eventually(t, "relief", func() bool { return memory() == 0 })
+	testtree.Eventually(t, "relief", func() bool { return memory() == 0 })
 
 	if err := stop(); !errors.Is(err, context.Canceled) {
 		t.Error(err)
@@ -192,8 +192,8 @@ func TestAgentGivesBack(t *testing.T) {
 				if err := a.Reload(cfg); err == nil && test.quiet {
 					t.Error("a configuration is in force in an agent that never runs")
 				}
-				eventually(t, "goroutines are gone", func() bool { return len(goroutines()) <= stacks })
-				eventually(t, "files are closed", func() bool { return openFiles(t) <= files })
+				testtree.Eventually(t, "goroutines are gone", func() bool { return len(goroutines()) <= stacks })
+				testtree.Eventually(t, "files are closed", func() bool { return openFiles(t) <= files })
 			})
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/internal/apiclient"
 	"github.com/nodeprobe/nodeprobe/internal/testtree"
 	"github.com/nodeprobe/nodeprobe/status/node"
 )
@@ -38,8 +39,8 @@ func TestLiveness(t *testing.T) {
 			switch m := a.mode.(type) {
 			case *ownMode:
 				own := &m.pulses
-				pulses = append(pulses, &m.guard.pulse, &own.updater, &own.recorder, &own.heartbeater,
-					&own.runtime, &own.volumes, &m.csiNode.pulse, &own.inhibitor)
+				pulses = append(pulses, &own.guard, &own.updater, &own.recorder, &own.heartbeater,
+					&own.runtime, &own.volumes, &own.csiNode, &own.inhibitor)
 			case *augmentMode:
 				pulses = append(pulses, &m.pulses.updater, &m.pulses.recorder)
 			}
@@ -108,7 +109,7 @@ func TestStuckTasks(t *testing.T) {
 				defer a.Close()
 				m := a.mode.(*ownMode)
 				never := make(chan struct{})
-				m.csiNode.get = func(ctx context.Context) ([]byte, error) {
+				get := func(ctx context.Context, _ string) ([]byte, error) {
 					switch test.request {
 					case "succeeds":
 						return []byte(`{"spec":{"drivers":[{"name":"d","allocatable":{"count":1}}]}}`), nil
@@ -119,6 +120,7 @@ func TestStuckTasks(t *testing.T) {
 					}
 					return nil, errors.New("refused")
 				}
+				reader := apiclient.NewCSINode(&apiclient.Clients{Get: get}, "n", time.Second, m.pulses.csiNode.beat, cfg.Logger)
 				changed := func() {
 					if test.hang {
 						<-never
@@ -128,7 +130,7 @@ func TestStuckTasks(t *testing.T) {
 				var running sync.WaitGroup
 				running.Go(func() { m.runtime.Run(ctx, changed) })
 				running.Go(func() { m.volumes.Run(ctx, changed) })
-				running.Go(func() { m.csiNode.Run(ctx, func(node.VolumeLimits) { changed() }) })
+				running.Go(func() { reader.Run(ctx, func(node.VolumeLimits) { changed() }) })
 				stuck := map[string]bool{}
 				for range 1000 {
 					time.Sleep(pulseGrace)

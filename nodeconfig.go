@@ -1,6 +1,7 @@
 package nodeprobe
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/utils/cpuset"
 
+	"github.com/nodeprobe/nodeprobe/internal/apiclient"
+	"github.com/nodeprobe/nodeprobe/internal/judge"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/cri"
 	"github.com/nodeprobe/nodeprobe/probe/volume"
@@ -34,6 +37,21 @@ func nodeConfig(cfg *Config) node.Config {
 		NetworkErrors: cfg.NetworkErrors, StorageErrors: cfg.StorageErrors, SoftRequirements: cfg.SoftRequirements,
 		Setters: cfg.Setters, Timeout: callTimeout(cfg),
 	}
+}
+
+// policy is package judge's part of a configuration.
+func policy(cfg *Config) judge.Policy {
+	return judge.Policy{
+		Interval: cfg.SampleInterval, Thresholds: cfg.Thresholds, TransitionPeriod: cfg.TransitionPeriod, Rules: cfg.Conditions,
+	}
+}
+
+// newClients makes the clients of a configuration's node.
+func newClients(cfg *Config) (*apiclient.Clients, error) {
+	return apiclient.New(apiclient.Config{
+		API: cfg.API, Origin: cmp.Or(cfg.APIOrigin, "Config.API"), NodeName: cfg.NodeName,
+		UserAgent: cfg.FieldManager + "/" + cfg.Version, OnReconnect: cfg.OnReconnect,
+	})
 }
 
 // resources are the reservations of a configuration.

@@ -15,6 +15,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeprobe/nodeprobe/heartbeat"
+	"github.com/nodeprobe/nodeprobe/internal/apiclient"
+	"github.com/nodeprobe/nodeprobe/internal/guard"
+	"github.com/nodeprobe/nodeprobe/internal/judge"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/cri"
 	"github.com/nodeprobe/nodeprobe/probe/logind"
@@ -27,15 +30,14 @@ import (
 // ownMode writes everything that a kubelet's node status manager writes: the Node, its
 // status, its Lease and Events about it.
 type ownMode struct {
-	clients *clients
+	clients *apiclient.Clients
 	cfg     *Config
-	judge   *judge
+	judge   *judge.Judge
 	sampler *probe.Sampler
 	runtime *cri.Sampler
 	volumes *volume.Sampler
-	guard   *guard
-	csiNode *csiNode // nil if its limits do not matter
-	pulses  struct{ updater, recorder, heartbeater, runtime, volumes, inhibitor pulse }
+	guard   *guard.Guard
+	pulses  struct{ guard, updater, recorder, heartbeater, runtime, volumes, csiNode, inhibitor pulse }
 
 	content     *node.Content
 	updater     *status.Updater
@@ -49,14 +51,18 @@ type ownMode struct {
 
 // newOwnMode makes the parts, from leaf to root. They start no goroutine and send
 // nothing yet.
-func newOwnMode(cfg *Config, j *judge, sampler *probe.Sampler, reg *registrations) (*ownMode, error) {
+func newOwnMode(cfg *Config, j *judge.Judge, sampler *probe.Sampler, reg *registrations) (*ownMode, error) {
 	clients, err := newClients(cfg)
 	if err != nil {
 		return nil, err
 	}
 	m := &ownMode{
-		clients: clients, cfg: cfg, judge: j, sampler: sampler, guard: newGuard(cfg, clients.nodes, clients.leases, reg),
+		clients: clients, cfg: cfg, judge: j, sampler: sampler,
 	}
+	m.guard = guard.New(guard.Config{
+		Nodes: clients.Nodes, Leases: clients.Leases, NodeName: cfg.NodeName, FieldManager: cfg.FieldManager,
+		LeaseDuration: cfg.LeaseDuration, Alive: m.pulses.guard.beat, Logger: cfg.Logger, Registerer: reg,
+	})
 	m.setVolumeLimits(nil)
 	if m.runtime, err = newRuntime(cfg, m.pulses.runtime.beat, reg); err != nil {
 		return nil, err
@@ -76,13 +82,13 @@ func newOwnMode(cfg *Config, j *judge, sampler *probe.Sampler, reg *registration
 }
 
 // newWriters makes what writes to the API server.
-func (m *ownMode) newWriters(clients *clients, reg *registrations) (err error) {
+func (m *ownMode) newWriters(clients *apiclient.Clients, reg *registrations) (err error) {
 	cfg, timeout := m.cfg, callTimeout(m.cfg)
 	owner := func(ctx context.Context) (metav1.OwnerReference, error) { return m.updater.Owner(ctx) }
 	m.recorder, err = status.NewRecorder(status.RecorderConfig{
-		Node: owner, Events: clients.events, Timeout: timeout,
+		Node: owner, Events: clients.Events, Timeout: timeout,
 		Component: "kubelet", // by which readers of Events look for a node's
-		OnFailure: clients.forEvents.reconnect, Alive: m.pulses.recorder.beat, Logger: cfg.Logger, Registerer: reg,
+		OnFailure: clients.ForEvents.Reconnect, Alive: m.pulses.recorder.beat, Logger: cfg.Logger, Registerer: reg,
 	})
 	if err != nil {
 		return fmt.Errorf("set up events: %w", err)
@@ -92,10 +98,10 @@ func (m *ownMode) newWriters(clients *clients, reg *registrations) (err error) {
 		registrar = m.content
 	}
 	m.updater, err = status.New(status.Config{
-		NodeName: cfg.NodeName, Nodes: clients.nodes, Timeout: timeout,
+		NodeName: cfg.NodeName, Nodes: clients.Nodes, Timeout: timeout,
 		Content: m.content, Registrar: registrar,
-		Adopt: m.adopt, Seen: m.seen, Allow: m.guard.allow, Record: m.record,
-		OnFailure: clients.forNodes.reconnect, Alive: m.pulses.updater.beat,
+		Adopt: m.adopt, Seen: m.seen, Allow: m.guard.Allow, Record: m.record,
+		OnFailure: clients.ForNodes.Reconnect, Alive: m.pulses.updater.beat,
 		UpdateFrequency: cfg.StatusUpdateFrequency, ReportFrequency: cfg.StatusReportFrequency,
 		RetryRefused: true,
 		Logger:       cfg.Logger, Registerer: reg,
@@ -104,10 +110,10 @@ func (m *ownMode) newWriters(clients *clients, reg *registrations) (err error) {
 		return fmt.Errorf("set up node status: %w", err)
 	}
 	m.heartbeater, err = heartbeat.New(heartbeat.Config{
-		Leases: clients.leases, NodeName: cfg.NodeName, Duration: cfg.LeaseDuration,
+		Leases: clients.Leases, NodeName: cfg.NodeName, Duration: cfg.LeaseDuration,
 		Healthy: m.vouch, Owner: m.updater.Owner, FieldManager: cfg.FieldManager,
-		OnForeign: m.guard.noticed, OnLost: m.updater.Recheck,
-		OnFailure: clients.forLeases.reconnect, Alive: m.pulses.heartbeater.beat,
+		OnForeign: m.guard.Noticed, OnLost: m.updater.Recheck,
+		OnFailure: clients.ForLeases.Reconnect, Alive: m.pulses.heartbeater.beat,
 		Logger: cfg.Logger, Registerer: reg,
 	})
 	if err != nil {
@@ -117,11 +123,11 @@ func (m *ownMode) newWriters(clients *clients, reg *registrations) (err error) {
 }
 
 // addTasks lists what goes on for as long as the Agent runs.
-func (m *ownMode) addTasks(clients *clients) {
+func (m *ownMode) addTasks(clients *apiclient.Clients) {
 	cfg := m.cfg
 	m.all = []task{
-		m.guard.pulse.task("guard", func(ctx context.Context) error {
-			return m.guard.Run(ctx, func() { clients.forNodes.reconnect(); clients.forLeases.reconnect() })
+		m.pulses.guard.task("guard", func(ctx context.Context) error {
+			return m.guard.Run(ctx, func() { clients.ForNodes.Reconnect(); clients.ForLeases.Reconnect() })
 		}),
 		m.pulses.updater.task("status writer", m.updater.Run),
 		m.pulses.recorder.task("event recorder", m.recorder.Run),
@@ -130,8 +136,8 @@ func (m *ownMode) addTasks(clients *clients) {
 		m.pulses.volumes.task("volumes", func(ctx context.Context) error { return m.volumes.Run(ctx, m.volumesChanged) }),
 	}
 	if cfg.VolumeLimitsFromCSINode {
-		m.csiNode = newCSINode(clients, cfg.NodeName, callTimeout(cfg), cfg.Logger)
-		m.all = append(m.all, m.csiNode.pulse.task("csinode", func(ctx context.Context) error { return m.csiNode.Run(ctx, m.limitsChanged) }))
+		reader := apiclient.NewCSINode(clients, cfg.NodeName, callTimeout(cfg), m.pulses.csiNode.beat, cfg.Logger)
+		m.all = append(m.all, m.pulses.csiNode.task("csinode", func(ctx context.Context) error { return reader.Run(ctx, m.limitsChanged) }))
 	}
 	if cfg.ShutdownGracePeriod > 0 {
 		inhibitor := logind.New(logind.Config{
@@ -148,7 +154,7 @@ func callTimeout(cfg *Config) time.Duration { return min(apiTimeout, cfg.LeaseDu
 
 // check refuses to own a node that a kubelet owns, or that has less than is reserved.
 func (m *ownMode) check(ctx context.Context, first *probe.Snapshot) error {
-	if err := m.guard.start(ctx); err != nil {
+	if err := m.guard.Start(ctx); err != nil {
 		return err
 	}
 	return checkReserved(m.cfg, first)
@@ -181,9 +187,9 @@ func alikeForNode(a, b *probe.Snapshot) bool {
 
 // judged hands over the latest assessment. The caller holds the lock.
 func (m *ownMode) judged() {
-	a := m.judge.assess()
-	m.facts.Snapshot, m.facts.Verdicts = a.snapshot, a.verdicts
-	m.facts.Conditions = nodeConditions(withoutRepeated(a.findings, a.rules))
+	a := m.judge.Assess()
+	m.facts.Snapshot, m.facts.Verdicts = a.Snapshot, a.Verdicts
+	m.facts.Conditions = nodeConditions(withoutRepeated(a.Findings, a.Rules))
 	m.content.Observe(m.facts)
 }
 
@@ -208,7 +214,7 @@ func (m *ownMode) change(apply func(*node.Facts)) {
 
 // adopt seeds the judge from a Node that was there before.
 func (m *ownMode) adopt(existing *v1.Node) {
-	m.judge.seed(existing, true)
+	m.judge.Seed(existing, true)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.judged()
@@ -273,7 +279,7 @@ func (m *ownMode) update() { m.updater.Wake() }
 // record posts an Event, unless somebody else owns the node. Before the Node is
 // registered, Events wait.
 func (m *ownMode) record(kind, reason, message string) {
-	if m.guard.stoodDown() == nil {
+	if m.guard.StoodDown() == nil {
 		m.recorder.Record(kind, reason, message)
 	}
 }
@@ -281,7 +287,7 @@ func (m *ownMode) record(kind, reason, message string) {
 // vouch returns why the Lease must not be renewed: another writer may be alive, the Node
 // was deleted, or the samples are not healthy.
 func (m *ownMode) vouch() error {
-	return cmp.Or(m.guard.err(), m.updater.Gone(), m.sampler.Healthy())
+	return cmp.Or(m.guard.Err(), m.updater.Gone(), m.sampler.Healthy())
 }
 
 func (m *ownMode) checks() []Check {
@@ -298,9 +304,9 @@ func (m *ownMode) leaseReady() error {
 
 func (m *ownMode) report(s *State) {
 	posted, lease := m.updater.Posted(), m.heartbeater.State()
-	s.Posted, s.Lease, s.StoodDown = &posted, &lease, m.guard.stoodDown()
-	latest := m.judge.assess()
-	s.Conditions = withoutRepeated(latest.findings, latest.rules)
+	s.Posted, s.Lease, s.StoodDown = &posted, &lease, m.guard.StoodDown()
+	latest := m.judge.Assess()
+	s.Conditions = withoutRepeated(latest.Findings, latest.Rules)
 	if m.cfg.RuntimeEndpoint != "" {
 		reported := m.runtime.Last()
 		s.Runtime = &reported
@@ -314,7 +320,7 @@ var errShuttingDown = errors.New("node is shutting down")
 func (m *ownMode) shutdownBegins(ctx context.Context) error {
 	m.record(v1.EventTypeNormal, "Shutdown", "Shutdown manager detected shutdown event")
 	m.leave(errShuttingDown)
-	if m.guard.stoodDown() != nil || m.updater.Gone() != nil {
+	if m.guard.StoodDown() != nil || m.updater.Gone() != nil {
 		return nil // nothing is posted any more
 	}
 	return m.updater.Flush(ctx)
@@ -328,11 +334,11 @@ func (m *ownMode) shutdownCancelled() {
 // leave makes the Node not ready, or ready again if why is nil.
 func (m *ownMode) leave(why error) { m.change(func(f *node.Facts) { f.Leaving = why }) }
 
-func (m *ownMode) close() { m.clients.close() }
+func (m *ownMode) close() { m.clients.Close() }
 
 // exit posts the exit message, if there is one. It takes no more than a second.
 func (m *ownMode) exit() {
-	if m.cfg.ExitMessage == "" || m.guard.err() != nil {
+	if m.cfg.ExitMessage == "" || m.guard.Err() != nil {
 		return
 	}
 	m.leave(errors.New(m.cfg.ExitMessage))

@@ -60,7 +60,7 @@ func TestSetters(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer running(t, a)()
-	eventually(t, "what the last setter has set is posted", func() bool {
+	testtree.Eventually(t, "what the last setter has set is posted", func() bool {
 		n := api.stored()
 		return n != nil && n.Status.Capacity.Name("example.com/gpu", resource.DecimalSI).Value() == 2 && n.Annotations["example.com/driver"] == "1.2"
 	})
@@ -71,7 +71,7 @@ func TestSetters(t *testing.T) {
 	if ready := api.condition("Ready"); ready.Status != v1.ConditionTrue {
 		t.Errorf("Ready: %+v", ready)
 	}
-	eventually(t, "each is named in the log", func() bool {
+	testtree.Eventually(t, "each is named in the log", func() bool {
 		text := log.String()
 		return strings.Contains(text, "setPanics panicked: a setter's fault") && strings.Contains(text, "no such device") &&
 			strings.Contains(text, "setter") && strings.Contains(text, "TestSetters.func")
@@ -81,7 +81,7 @@ func TestSetters(t *testing.T) {
 		t.Errorf("a setter that has not returned was called %d times", got)
 	}
 	close(unblock)
-	eventually(t, "it is called again", func() bool { a.Update(); return api.stored().Labels["example.com/late"] == "yes" })
+	testtree.Eventually(t, "it is called again", func() bool { a.Update(); return api.stored().Labels["example.com/late"] == "yes" })
 
 	// All of it is written under the name of the Config.
 	for what, fields := range map[string][]metav1.ManagedFieldsEntry{"node": api.stored().ManagedFields, "lease": func() []metav1.ManagedFieldsEntry {
@@ -118,7 +118,7 @@ func TestReadinessOfOnesOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	running(t, a)
-	eventually(t, "ready", func() bool { return api.condition("Ready").Status == v1.ConditionTrue })
+	testtree.Eventually(t, "ready", func() bool { return api.condition("Ready").Status == v1.ConditionTrue })
 	swap, route, plugin := errors.New("swap is on"), errors.New("no route"), errors.New("no plugin")
 	for _, step := range []struct {
 		set    func()
@@ -130,7 +130,7 @@ func TestReadinessOfOnesOwn(t *testing.T) {
 	} {
 		step.set()
 		a.Update()
-		eventually(t, step.texts[0], func() bool {
+		testtree.Eventually(t, step.texts[0], func() bool {
 			c := api.condition("Ready")
 			return c.Status == step.status && !slices.ContainsFunc(step.texts, func(text string) bool { return !strings.Contains(c.Message, text) })
 		})
@@ -149,7 +149,7 @@ func TestConditionsInModeOwn(t *testing.T) {
 		t.Fatal(err)
 	}
 	stop := running(t, a)
-	eventually(t, "conditions", func() bool { return api.condition("example.com/Low").Status == v1.ConditionTrue })
+	testtree.Eventually(t, "conditions", func() bool { return api.condition("example.com/Low").Status == v1.ConditionTrue })
 	var got []string
 	for _, c := range api.stored().Status.Conditions {
 		got = append(got, string(c.Type))
@@ -173,7 +173,7 @@ func TestConditionsInModeOwn(t *testing.T) {
 	if err := a.Reload(cfg); err != nil {
 		t.Error(err)
 	}
-	eventually(t, "one that is gone from the Config is gone from the Node", func() bool { return api.condition("example.com/Low").Type == "" })
+	testtree.Eventually(t, "one that is gone from the Config is gone from the Node", func() bool { return api.condition("example.com/Low").Type == "" })
 	if err := stop(); !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
@@ -196,7 +196,7 @@ func TestFactsAreNotLost(t *testing.T) {
 		why, limit := fmt.Sprintf("leaving %d;", i), int64(i)
 		var sources sync.WaitGroup
 		for _, change := range []func(){
-			func() { changed, _ := a.judge.observe(s); m.observe(s, changed) },
+			func() { changed, _ := a.judge.Observe(s); m.observe(s, changed) },
 			func() { m.leave(errors.New(why)) },
 			func() { m.limitsChanged(node.VolumeLimits{"attachable-volumes-csi-d": limit}) },
 			func() { m.runtimeChanged() },
@@ -228,14 +228,14 @@ func TestOutage(t *testing.T) {
 		t.Fatal(err)
 	}
 	running(t, a)
-	eventually(t, "posted", func() bool {
+	testtree.Eventually(t, "posted", func() bool {
 		s := a.State()
 		return s.IsReady() == nil && api.condition("MemoryPressure").Status == v1.ConditionFalse
 	})
 	api.edit(func(s *apiServer) { s.refuse = func(*http.Request) bool { return true } })
 	tr.Write("proc/meminfo", testtree.MemoryInUse(8369140))
 	a.Sample()
-	eventually(t, "not ready", func() bool {
+	testtree.Eventually(t, "not ready", func() bool {
 		s := a.State()
 		return s.IsReady() != nil && s.Verdicts[pressure.MemoryPressure].Status == pressure.True
 	})
@@ -243,7 +243,7 @@ func TestOutage(t *testing.T) {
 		t.Errorf("stuck: %v", s.Alive())
 	}
 	api.edit(func(s *apiServer) { s.refuse = nil })
-	eventually(t, "posted again", func() bool {
+	testtree.Eventually(t, "posted again", func() bool {
 		s := a.State()
 		return s.IsReady() == nil && api.condition("MemoryPressure").Status == v1.ConditionTrue
 	})
@@ -262,7 +262,7 @@ func TestOwnNoticesMachine(t *testing.T) {
 	m := a.mode.(*ownMode)
 	now := at(0, 50)
 	sample := func() {
-		changed, _ := a.judge.observe(now)
+		changed, _ := a.judge.Observe(now)
 		m.observe(now, changed)
 	}
 	sample()

@@ -9,6 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/internal/judge"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/arm"
 	"github.com/nodeprobe/nodeprobe/probe/cri"
@@ -47,10 +48,10 @@ func NewPreview(ctx context.Context, cfg Config, watch time.Duration) (*Preview,
 		return nil, fmt.Errorf("set up sampler: %w", err)
 	}
 	defer sampler.Close()
-	j := newJudge(&cfg, arm.New(arm.Config{
+	j := judge.New(policy(&cfg), arm.New(arm.Config{
 		Watch: func([]bpf.Watch) error { return bpf.ErrDisabled }, Levels: sensor.Levels, Logger: cfg.Logger,
-	}), reg)
-	if err := sampleFor(ctx, watch, func() { j.observe(sampler.Sample()) }); err != nil {
+	}), cfg.Logger, reg)
+	if err := sampleFor(ctx, watch, func() { j.Observe(sampler.Sample()) }); err != nil {
 		return nil, err
 	}
 	runtime, err := newRuntime(&cfg, nil, reg)
@@ -62,26 +63,26 @@ func NewPreview(ctx context.Context, cfg Config, watch time.Duration) (*Preview,
 		return nil, err
 	}
 	reported, inUse := runtime.Sample(ctx), volumes.Sample(ctx)
-	a := j.assess()
-	a.findings = withoutRepeated(a.findings, cfg.Conditions)
+	a := j.Assess()
+	a.Findings = withoutRepeated(a.Findings, cfg.Conditions)
 	limits := node.VolumeLimits(cfg.VolumeLimits)
 	nodeCfg := nodeConfig(&cfg)
 	nodeCfg.Healthy, nodeCfg.RuntimeErrors = sampler.Healthy, reported.Unready
 	content := node.New(nodeCfg)
 	content.Observe(node.Facts{
-		Snapshot: a.snapshot, Verdicts: a.verdicts, Conditions: nodeConditions(a.findings),
+		Snapshot: a.Snapshot, Verdicts: a.Verdicts, Conditions: nodeConditions(a.Findings),
 		Runtime: node.RuntimeFacts(reported, cfg.MaxImages), Volumes: node.VolumeFacts(inUse), VolumeLimits: &limits,
 	})
 	p := &Preview{
 		State: State{
-			Mode: Own, NodeName: cfg.NodeName, Snapshot: a.snapshot, Verdicts: a.verdicts, Conditions: a.findings,
-			Estimates: a.estimates, Hooks: sensor.Hooks(), Samples: sampler.Causes(), Runtime: reported,
+			Mode: Own, NodeName: cfg.NodeName, Snapshot: a.Snapshot, Verdicts: a.Verdicts, Conditions: a.Findings,
+			Estimates: a.Estimates, Hooks: sensor.Hooks(), Samples: sampler.Causes(), Runtime: reported,
 		},
-		VolumesErr: inUse.Err, ReservedErr: checkReserved(&cfg, &a.snapshot),
+		VolumesErr: inUse.Err, ReservedErr: checkReserved(&cfg, &a.Snapshot),
 	}
 	ctx, stop := context.WithTimeout(ctx, maxPreviewLookup)
 	defer stop()
-	p.Node, _, p.NodeErr = content.Initial(ctx, a.snapshot.Time)
+	p.Node, _, p.NodeErr = content.Initial(ctx, a.Snapshot.Time)
 	p.Node.APIVersion, p.Node.Kind = "v1", "Node"
 	return p, nil
 }

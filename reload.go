@@ -62,7 +62,7 @@ func (a *Agent) Reload(cfg Config) error {
 		return fmt.Errorf("reload configuration: %w", err)
 	}
 	a.warnThresholds(next.Thresholds, &snapshot)
-	a.judge.reload(&next)
+	a.judge.Reload(policy(&next))
 	a.sampler.SetInterval(next.SampleInterval)
 	a.inForce = next
 	a.mode.observe(&snapshot, true) // a condition of ours may be gone

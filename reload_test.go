@@ -29,7 +29,7 @@ func TestReload(t *testing.T) {
 	running(t, a)
 	reg := cfg.Registerer.(prometheus.Gatherer)
 	memory := func() float64 { return gauges(t, reg, "nodeprobe_condition_status")["MemoryPressure"] }
-	eventually(t, "no pressure", func() bool { return memory() == 0 })
+	testtree.Eventually(t, "no pressure", func() bool { return memory() == 0 })
 
 	wrong := more
 	wrong.SampleInterval, wrong.NodeName, wrong.TransitionPeriod = time.Millisecond, "My_Node", -1
@@ -54,21 +54,21 @@ func TestReload(t *testing.T) {
 	if !ok || !slices.Equal(restart.Fields, []string{"NodeName", "Rootfs", "DisableBPF", "ImageDirectories", "Labels"}) {
 		t.Errorf("fields that need a restart: %v", err)
 	}
-	eventually(t, "the rest is in force", func() bool { return memory() == 1 })
+	testtree.Eventually(t, "the rest is in force", func() bool { return memory() == 1 })
 	if s := a.State(); s.NodeName != cfg.NodeName {
 		t.Errorf("node %s", s.NodeName)
 	}
 	if err := a.Reload(cfg); err != nil {
 		t.Errorf("as it was: %v", err)
 	}
-	eventually(t, "as it was", func() bool { return memory() == 0 })
+	testtree.Eventually(t, "as it was", func() bool { return memory() == 0 })
 
 	more.Thresholds = thresholds(t, map[string]string{"pid.available": "40k"})
 	more.Conditions = []pressure.Rule{rule(t, "example.com/Few", "pid.available < 40000")}
 	if err := a.Reload(more); err != nil {
 		t.Error(err)
 	}
-	eventually(t, "a condition of one's own", func() bool {
+	testtree.Eventually(t, "a condition of one's own", func() bool {
 		s := a.State()
 		return len(s.Conditions) == 1 && s.Conditions[0].Status == pressure.True
 	})
@@ -183,7 +183,7 @@ func TestReloadChecksReservations(t *testing.T) {
 	if err := a.Reload(more); err != nil {
 		t.Error(err)
 	}
-	eventually(t, "it is in force", func() bool {
+	testtree.Eventually(t, "it is in force", func() bool {
 		return api.condition("MemoryPressure").Status == "True" && api.stored().Status.Capacity.Pods().Value() == 7
 	})
 }

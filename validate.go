@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -141,9 +140,6 @@ func (c *Config) validateConditions(f *fieldErrors) {
 	}
 }
 
-// reasonForm is what the API server takes for a reason.
-var reasonForm = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$`)
-
 // conditionErrors returns everything that is wrong with a condition of one's own.
 func conditionErrors(r *pressure.Rule) (errs []error) {
 	add := func(err error) {
@@ -167,21 +163,11 @@ func conditionErrors(r *pressure.Rule) (errs []error) {
 		}
 	}
 	for _, reason := range []struct{ name, value string }{{"reason", r.Reason}, {"okReason", r.OKReason}} {
-		if err := checkReason(reason.value); err != nil {
+		if err := status.CheckReason(reason.value); err != nil {
 			add(fmt.Errorf("%s: %w", reason.name, err))
 		}
 	}
 	return errs
-}
-
-func checkReason(reason string) error {
-	switch {
-	case !reasonForm.MatchString(reason):
-		return fmt.Errorf("%q is not one word such as MemoryIsShort", reason)
-	case len(reason) > status.MaxReason:
-		return fmt.Errorf("%d characters, of which at most %d are allowed", len(reason), status.MaxReason)
-	}
-	return nil
 }
 
 func nodeName(name string) error {

@@ -1,6 +1,8 @@
 package status
 
 import (
+	"fmt"
+	"regexp"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -34,4 +36,18 @@ func line(text string, limit int) string {
 		end--
 	}
 	return text[:end] + more
+}
+
+// reasonForm is what the API server takes for a reason.
+var reasonForm = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$`)
+
+// CheckReason returns why the API server would not take a reason, or nil.
+func CheckReason(reason string) error {
+	switch {
+	case !reasonForm.MatchString(reason):
+		return fmt.Errorf("%q is not one word such as MemoryIsShort", reason)
+	case len(reason) > MaxReason:
+		return fmt.Errorf("%d characters, of which at most %d are allowed", len(reason), MaxReason)
+	}
+	return nil
 }

@@ -48,16 +48,6 @@ func writeConfig(t *testing.T, fields string) string {
 // patience is how long a test waits for what must happen.
 const patience = 30 * time.Second
 
-// eventually waits for a condition.
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !condition(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %s", what, patience)
-		}
-	}
-}
-
 // logBuffer is written and read at the same time.
 type logBuffer struct {
 	mu sync.Mutex
@@ -124,7 +114,7 @@ var listening = regexp.MustCompile(`msg="nodeprobe is running".* listen=(\S+) he
 func (s *started) address(t *testing.T) string {
 	t.Helper()
 	var address string
-	eventually(t, "nodeprobe is running", func() bool {
+	testtree.Eventually(t, "nodeprobe is running", func() bool {
 		m := listening.FindStringSubmatch(s.stderr.String())
 		if m == nil {
 			return false

@@ -72,7 +72,7 @@ func runReloading(t *testing.T) *reloading {
 	done := make(chan error, 1)
 	go func() { done <- d.run(ctx, server) }()
 	t.Cleanup(func() { stop(); <-done })
-	eventually(t, "first verdict", func() bool { return r.memory() == 0 })
+	testtree.Eventually(t, "first verdict", func() bool { return r.memory() == 0 })
 	return r
 }
 
@@ -94,7 +94,7 @@ func (r *reloading) hangup(said string) {
 	r.t.Helper()
 	before := strings.Count(r.log.String(), said)
 	r.reloader.hangup <- syscall.SIGHUP
-	eventually(r.t, said, func() bool { return strings.Count(r.log.String(), said) > before })
+	testtree.Eventually(r.t, said, func() bool { return strings.Count(r.log.String(), said) > before })
 }
 
 const (
@@ -107,7 +107,7 @@ func TestReload(t *testing.T) {
 	r := runReloading(t)
 	want := func(step string, memory, successful, restart float64) {
 		t.Helper()
-		eventually(t, step, func() bool {
+		testtree.Eventually(t, step, func() bool {
 			return r.memory() == memory && r.metric("nodeprobe_config_last_reload_successful") == successful &&
 				r.metric("nodeprobe_config_restart_needed") == restart
 		})
@@ -192,7 +192,7 @@ func TestReloadByItself(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.reloader.look()
-	eventually(t, "the new file is in force", func() bool { return r.memory() == 0 })
+	testtree.Eventually(t, "the new file is in force", func() bool { return r.memory() == 0 })
 }
 
 // A configuration that cannot be read for a disk that hangs is refused, holds up
@@ -203,7 +203,7 @@ func TestReloadOfFileThatHangs(t *testing.T) {
 	r.hangup(saidRefused + ` err="read configuration ` + r.file + `: no answer within 2s`)
 	r.hangup(saidRefused)
 	answer(reloadConfig("7Gi", ""))
-	eventually(t, "reloaded", func() bool {
+	testtree.Eventually(t, "reloaded", func() bool {
 		select {
 		case r.reloader.hangup <- syscall.SIGHUP:
 		default:
@@ -223,6 +223,6 @@ func TestReloadOfFileThatHangsIsTriedAgain(t *testing.T) {
 	}
 	for want := 1; want <= 2; want++ {
 		r.reloader.look()
-		eventually(t, fmt.Sprintf("attempt %d", want), func() bool { return strings.Count(r.log.String(), saidRefused) >= want })
+		testtree.Eventually(t, fmt.Sprintf("attempt %d", want), func() bool { return strings.Count(r.log.String(), saidRefused) >= want })
 	}
 }

@@ -19,13 +19,13 @@ func TestRun(t *testing.T) {
 	s := start(ctx, append(flags(tr), "--config", writeConfig(t, "sampleInterval: 100ms\n"), "--web.listen-address=127.0.0.1:0")...)
 	address := s.address(t)
 
-	eventually(t, "ready", func() bool { code, _ := get(t, "http://"+address+"/readyz"); return code == http.StatusOK })
+	testtree.Eventually(t, "ready", func() bool { code, _ := get(t, "http://"+address+"/readyz"); return code == http.StatusOK })
 	metrics := func() string { _, body := get(t, "http://"+address+"/metrics"); return body }
 	if body := metrics(); !strings.Contains(body, `nodeprobe_signal_available_tasks{signal="pid.available"} 32568`) {
 		t.Errorf("no tasks in\n%s", body)
 	}
 	tr.Write("proc/loadavg", "0.20 0.18 0.12 1/32000 11206\n")
-	eventually(t, "PID pressure", func() bool {
+	testtree.Eventually(t, "PID pressure", func() bool {
 		return strings.Contains(metrics(), `nodeprobe_condition_status{condition="PIDPressure"} 1`)
 	})
 
@@ -53,7 +53,7 @@ func TestRun(t *testing.T) {
 		t.Error("the port is still open")
 	}
 	http.DefaultClient.CloseIdleConnections()
-	eventually(t, "no goroutine left", func() bool { return len(goroutines()) <= len(before) })
+	testtree.Eventually(t, "no goroutine left", func() bool { return len(goroutines()) <= len(before) })
 }
 
 // A wrong path is not ready, and says why; a machine without PSI is ready.
@@ -118,7 +118,7 @@ func TestReadyOnceJudged(t *testing.T) {
 		t.Errorf("/readyz: %d: %s", code, body)
 	}
 	tr.Write("proc/loadavg", testtree.Files()["proc/loadavg"])
-	eventually(t, "ready", func() bool { code, _ := get(t, url+"/readyz"); return code == http.StatusOK })
+	testtree.Eventually(t, "ready", func() bool { code, _ := get(t, url+"/readyz"); return code == http.StatusOK })
 	errors := func() string {
 		_, body := get(t, url+"/metrics")
 		_, after, _ := strings.Cut(body, `nodeprobe_sampler_read_errors_total{source="loadavg"} `)
@@ -127,7 +127,7 @@ func TestReadyOnceJudged(t *testing.T) {
 	}
 	before := errors()
 	tr.Write("proc/loadavg", "garbage\n")
-	eventually(t, "an error", func() bool { return errors() != before })
+	testtree.Eventually(t, "an error", func() bool { return errors() != before })
 	if code, body := get(t, url+"/readyz"); code != http.StatusOK {
 		t.Errorf("/readyz after it was judged: %d: %s", code, body)
 	}
@@ -153,7 +153,7 @@ func TestRunWithTable(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	tr := testtree.New(t, nil)
 	s := start(ctx, append(flags(tr), "--config", writeConfig(t, ""), "--web.listen-address=", "--table=on", "--log.format=json")...)
-	eventually(t, "a table", func() bool { return strings.Contains(s.stdout.String(), "memory.available") })
+	testtree.Eventually(t, "a table", func() bool { return strings.Contains(s.stdout.String(), "memory.available") })
 	stop()
 	if code := s.wait(t); code != 0 || s.stderr.String() != "" {
 		t.Errorf("exit code %d: %s", code, &s.stderr)

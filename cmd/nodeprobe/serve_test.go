@@ -87,7 +87,7 @@ func TestConfigz(t *testing.T) {
 	if err := syscall.Kill(syscall.Getpid(), syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "reload", func() bool { return strings.Contains(s.stderr.String(), "the configuration is reloaded") })
+	testtree.Eventually(t, "reload", func() bool { return strings.Contains(s.stderr.String(), "the configuration is reloaded") })
 	want["maxPods"], want["evictionPressureTransitionPeriod"] = 200.0, "30s"
 	want["statfsTimeout"] = "2s" // this one needs a restart
 	check("after a reload")
@@ -119,7 +119,7 @@ func TestAddresses(t *testing.T) {
 	_, after, _ := strings.Cut(s.stderr.String(), "healthListen=")
 	address, _, _ := strings.Cut(after, "\n")
 	health := "http://" + address
-	eventually(t, "served", func() bool { code, _ := get(t, web+"/readyz"); return code == http.StatusOK })
+	testtree.Eventually(t, "served", func() bool { code, _ := get(t, web+"/readyz"); return code == http.StatusOK })
 	for path, want := range map[string]struct{ web, health int }{
 		"/": {200, 404}, "/api/v1/status": {200, 404}, "/api/v1/history": {200, 404}, "/metrics": {200, 404}, "/configz": {200, 404},
 		"/livez": {200, 200}, "/readyz": {200, 200}, "/healthz": {200, 404}, "/debug/pprof/": {200, 404}, "/nothing": {404, 404},
@@ -159,7 +159,7 @@ func TestSettings(t *testing.T) {
 // programs and symbols read again from the disk, it must not crash.
 func TestTrim(t *testing.T) {
 	url := startOn(t, testtree.New(t, nil), "")
-	eventually(t, "ready", func() bool { code, _ := get(t, url+"/readyz"); return code == http.StatusOK })
+	testtree.Eventually(t, "ready", func() bool { code, _ := get(t, url+"/readyz"); return code == http.StatusOK })
 	for range 3 {
 		if err := process.Trim(); err != nil {
 			t.Fatal(err)

@@ -1,7 +1,8 @@
-package nodeprobe
+// Package apiclient talks to the API server about one node: its Node, Events, its Lease
+// and its CSINode. Errors come with what an operator can do about them.
+package apiclient
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -24,41 +25,55 @@ import (
 	"github.com/nodeprobe/nodeprobe/status"
 )
 
-// clients talk to the API server about the Node, Events and the Lease. Each has
+// Clients talk to the API server about the Node, Events and the Lease. Each has
 // connections of its own: a request without an answer breaks the connection that it
 // went over, with everything else on it. A clientset would bring every API group into
 // the binary, and 8 MiB of them into memory.
-type clients struct {
-	nodes  status.Nodes
-	events status.Events
-	leases heartbeat.Leases
-	// get returns the object at a path as JSON, as old as the API server's cache. It
+type Clients struct {
+	Nodes  status.Nodes
+	Events status.Events
+	Leases heartbeat.Leases
+	// Get returns the object at a path as JSON, as old as the API server's cache. It
 	// shares the connections of Events, for which nothing waits either.
-	get func(ctx context.Context, path string) ([]byte, error)
+	Get func(ctx context.Context, path string) ([]byte, error)
 
-	forNodes, forEvents, forLeases *connections
+	ForNodes, ForEvents, ForLeases *Connections
 }
 
-// close closes all connections.
-func (c *clients) close() {
-	for _, own := range []*connections{c.forNodes, c.forEvents, c.forLeases} {
+// Close closes all connections.
+func (c *Clients) Close() {
+	for _, own := range []*Connections{c.ForNodes, c.ForEvents, c.ForLeases} {
 		utilnet.CloseIdleConnectionsFor(own.http.Transport)
 		own.tracker.CloseAll()
 	}
 }
 
-// connections are those of one writer.
-type connections struct {
+// Connections are those of one writer.
+type Connections struct {
 	http        *http.Client
 	tracker     *connrotation.ConnectionTracker
 	silent      atomic.Bool // a request got no answer
 	onReconnect func()
 }
 
-// newClients makes the clients of cfg's node.
-func newClients(cfg *Config) (*clients, error) {
+// Config is what New needs.
+type Config struct {
+	// API reaches the API server. It is left as it is.
+	API *rest.Config
+	// Origin names in errors where API's credentials come from.
+	Origin string
+	// NodeName is the node whose credentials these should be.
+	NodeName string
+	// UserAgent is "manager/version": the API server takes the field manager from it.
+	UserAgent string
+	// OnReconnect is called after connections were dropped. It must not block.
+	OnReconnect func()
+}
+
+// New makes the clients. It sends nothing. The error is about API, and names its origin.
+func New(cfg Config) (*Clients, error) {
 	base := rest.CopyConfig(cfg.API)
-	base.UserAgent = cfg.FieldManager + "/" + cfg.Version
+	base.UserAgent = cfg.UserAgent
 	// Retries and bounds are the writers' own: each call has a deadline, and a watch
 	// lasts longer than any of them.
 	base.QPS, base.RateLimiter, base.Timeout = -1, nil, 0
@@ -73,10 +88,10 @@ func newClients(cfg *Config) (*clients, error) {
 	scheme.AddKnownTypes(v1.SchemeGroupVersion, &v1.Node{}, &v1.NodeList{}, &v1.Event{})
 	scheme.AddKnownTypes(coordinationv1.SchemeGroupVersion, &coordinationv1.Lease{}, &coordinationv1.LeaseList{})
 	codecs := serializer.NewCodecFactory(scheme)
-	origin := cmp.Or(cfg.APIOrigin, "Config.API")
-	connect := func(apiPath string, version schema.GroupVersion) (*rest.RESTClient, *connections, error) {
+	origin := cfg.Origin
+	connect := func(apiPath string, version schema.GroupVersion) (*rest.RESTClient, *Connections, error) {
 		metav1.AddToGroupVersion(scheme, version)
-		own := &connections{onReconnect: cfg.OnReconnect}
+		own := &Connections{onReconnect: cfg.OnReconnect}
 		c := rest.CopyConfig(base)
 		c.APIPath, c.GroupVersion = apiPath, &version
 		c.NegotiatedSerializer = codecs.WithoutConversion()
@@ -86,23 +101,23 @@ func newClients(cfg *Config) (*clients, error) {
 		}
 		return client, own, nil
 	}
-	var all clients
+	var all Clients
 	var nodes, events, leases *rest.RESTClient
 	var err error
-	if nodes, all.forNodes, err = connect("/api", v1.SchemeGroupVersion); err != nil {
+	if nodes, all.ForNodes, err = connect("/api", v1.SchemeGroupVersion); err != nil {
 		return nil, err
 	}
-	if events, all.forEvents, err = connect("/api", v1.SchemeGroupVersion); err != nil {
+	if events, all.ForEvents, err = connect("/api", v1.SchemeGroupVersion); err != nil {
 		return nil, err
 	}
-	if leases, all.forLeases, err = connect("/apis", coordinationv1.SchemeGroupVersion); err != nil {
+	if leases, all.ForLeases, err = connect("/apis", coordinationv1.SchemeGroupVersion); err != nil {
 		return nil, err
 	}
 	h := errorHints{node: cfg.NodeName, origin: origin}
-	all.nodes = hintingNodes{status.NewNodes(nodes), h}
-	all.events = hintingEvents{status.NewEvents(events), h}
-	all.leases = hintingLeases{heartbeat.NewLeases(leases), h}
-	all.get = func(ctx context.Context, path string) ([]byte, error) {
+	all.Nodes = hintingNodes{status.NewNodes(nodes), h}
+	all.Events = hintingEvents{status.NewEvents(events), h}
+	all.Leases = hintingLeases{heartbeat.NewLeases(leases), h}
+	all.Get = func(ctx context.Context, path string) ([]byte, error) {
 		data, err := events.Get().AbsPath(path).Param("resourceVersion", "0").SetHeader("Accept", "application/json").DoRaw(ctx)
 		return data, h.explain("get "+path, err)
 	}
@@ -112,7 +127,7 @@ func newClients(cfg *Config) (*clients, error) {
 // connect returns a client for cfg over connections that nothing else has: client-go
 // shares a transport between equal configurations, and never one with a dialer of
 // its own.
-func (c *connections) connect(cfg *rest.Config, authorize clienttransport.WrapperFunc) (*rest.RESTClient, error) {
+func (c *Connections) connect(cfg *rest.Config, authorize clienttransport.WrapperFunc) (*rest.RESTClient, error) {
 	// The bounds are client-go's.
 	dial := cfg.Dial
 	if dial == nil {
@@ -130,10 +145,10 @@ func (c *connections) connect(cfg *rest.Config, authorize clienttransport.Wrappe
 	return rest.RESTClientForConfigAndClient(cfg, c.http)
 }
 
-// reconnect drops the idle connections: one of them may be half dead, and would be
+// Reconnect drops the idle connections: one of them may be half dead, and would be
 // used again otherwise. One over which a request got no answer is not idle while
 // the watch uses it; so then all of them go.
-func (c *connections) reconnect() {
+func (c *Connections) Reconnect() {
 	defer c.onReconnect()
 	if c.silent.Swap(false) {
 		c.tracker.CloseAll()

@@ -1,4 +1,4 @@
-package nodeprobe
+package apiclient
 
 import (
 	"crypto/ecdsa"
@@ -26,7 +26,7 @@ import (
 
 // apiUntil serves TLS and HTTP/2 with a certificate that is valid until then, and
 // returns clients that trust it.
-func apiUntil(t *testing.T, until time.Time, handler http.HandlerFunc) *clients {
+func apiUntil(t *testing.T, until time.Time, handler http.HandlerFunc) *Clients {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -50,12 +50,12 @@ func apiUntil(t *testing.T, until time.Time, handler http.HandlerFunc) *clients 
 }
 
 // clientOf returns clients that trust a certificate.
-func clientOf(t *testing.T, url string, certificate []byte) *clients {
+func clientOf(t *testing.T, url string, certificate []byte) *Clients {
 	t.Helper()
-	cfg := Config{NodeName: "n", APIOrigin: "kubeconfig /k", FieldManager: DefaultFieldManager, Version: "v1.2.3", OnReconnect: func() {}}
+	cfg := Config{NodeName: "n", Origin: "kubeconfig /k", UserAgent: "nodeprobe/v1.2.3", OnReconnect: func() {}}
 	cfg.API = &rest.Config{Host: url, BearerToken: "secret"}
 	cfg.API.CAData = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: certificate})
-	client, err := newClients(&cfg)
+	client, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,8 +120,8 @@ func TestUnhelpfulAnswers(t *testing.T) {
 				requests++ // one after the other
 				test.answer(w, r)
 			})
-			node, err := api.nodes.PatchStatus(t.Context(), "n", []byte("{}"))
-			_, again := api.nodes.PatchStatus(t.Context(), "n", []byte("{}"))
+			node, err := api.Nodes.PatchStatus(t.Context(), "n", []byte("{}"))
+			_, again := api.Nodes.PatchStatus(t.Context(), "n", []byte("{}"))
 			if node != nil || err == nil || again == nil || apierrors.IsNotFound(err) {
 				t.Fatalf("got %v, %v, %v", node, err, again)
 			}
@@ -146,11 +146,11 @@ func TestUnhelpfulAnswers(t *testing.T) {
 // That a proxy wants to be left alone counts as well.
 func TestRetryAfterOfAProxy(t *testing.T) {
 	api := apiUntil(t, time.Now().Add(time.Hour), answer(503, "text/html", "<html>"))
-	_, err := api.nodes.Get(t.Context(), "n")
+	_, err := api.Nodes.Get(t.Context(), "n")
 	if seconds, ok := apierrors.SuggestsClientDelay(err); !ok || seconds != 7 {
 		t.Errorf("%v suggests a delay of %d s (%v), want 7", err, seconds, ok)
 	}
-	if err := api.events.Create(t.Context(), &v1.Event{}); err == nil {
+	if err := api.Events.Create(t.Context(), &v1.Event{}); err == nil {
 		t.Error("a page of HTML passes for an event that is created")
 	}
 }
@@ -160,7 +160,7 @@ func TestRetryAfterOfAProxy(t *testing.T) {
 func TestUntrustedServer(t *testing.T) {
 	until := time.Now().Add(-time.Hour)
 	expired := apiUntil(t, until, answer(200, "application/json", "{}"))
-	_, err := expired.nodes.Get(t.Context(), "n")
+	_, err := expired.Nodes.Get(t.Context(), "n")
 	if err == nil || !strings.HasSuffix(err.Error(), "certificate has expired or is not yet valid: the time is after "+until.UTC().Format(time.RFC3339)) {
 		t.Errorf("expired: %v", err)
 	}
@@ -176,7 +176,7 @@ func TestUntrustedServer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = clientOf(t, good.URL, other).nodes.Get(t.Context(), "n")
+	_, err = clientOf(t, good.URL, other).Nodes.Get(t.Context(), "n")
 	if err == nil || !strings.Contains(err.Error(), "the server's certificate is not signed by the CA of kubeconfig /k: ") || !strings.Contains(err.Error(), "x509: certificate signed by unknown authority") {
 		t.Errorf("untrusted: %v", err)
 	}

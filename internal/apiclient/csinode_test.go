@@ -1,4 +1,4 @@
-package nodeprobe
+package apiclient
 
 import (
 	"context"
@@ -58,7 +58,7 @@ func TestCSINodeRun(t *testing.T) {
 		var logs strings.Builder
 		var got []string
 		at := func(what string) { got = append(got, fmt.Sprint(time.Since(start), " ", what)) }
-		c := &csiNode{timeout: 10 * time.Second, log: once.Logger(slog.New(slog.NewTextHandler(&logs, nil)))}
+		c := &CSINode{alive: func(time.Duration) {}, timeout: 10 * time.Second, log: once.Logger(slog.New(slog.NewTextHandler(&logs, nil)))}
 		c.get = func(ctx context.Context) ([]byte, error) {
 			answer := answers[0]
 			answers = answers[1:]

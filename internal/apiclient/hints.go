@@ -1,4 +1,4 @@
-package nodeprobe
+package apiclient
 
 import (
 	"context"

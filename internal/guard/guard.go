@@ -1,4 +1,5 @@
-package nodeprobe
+// Package guard keeps an agent from writing beside a kubelet.
+package guard
 
 import (
 	"cmp"
@@ -19,12 +20,12 @@ import (
 	"github.com/nodeprobe/nodeprobe/status"
 )
 
-// ErrOccupied is wrapped by the error of [Agent.Run] in mode Own if a kubelet, or
-// another agent, is alive on the node. Trying again and again would take over when
+// ErrOccupied is wrapped by the error of [Guard.Start] if a kubelet, or another agent, is
+// alive on the node. Trying again and again would take over when
 // that one dies, and so hide its death from the cluster.
 var ErrOccupied = errors.New("a node has one status writer")
 
-// guard keeps own mode from writing beside a kubelet: a heartbeat that hides a
+// Guard keeps own mode from writing beside a kubelet: a heartbeat that hides a
 // dead kubelet is the worst that this program could do. It refuses to start
 // beside one that is alive, and stands down until a restart when one appears: if
 // that one dies, the cluster must see it.
@@ -42,19 +43,19 @@ var ErrOccupied = errors.New("a node has one status writer")
 // server does not record who renewed the Lease, or the renewal is in the future by a
 // clock that may not be set yet, the Lease is watched for as long as a renewal is
 // good for: if it is not renewed meanwhile, that writer is gone.
-type guard struct {
+type Guard struct {
 	nodes    status.Nodes
 	leases   heartbeat.Leases
 	name     string        // of the node
 	manager  string        // our field manager
 	duration time.Duration // how long a renewal is good for, where the Lease does not say
+	alive    func(within time.Duration)
 	log      *slog.Logger
-	pulse    pulse // of Run
 
 	unsure  atomic.Pointer[error] // why it is not known whether a kubelet is alive; nil once it is
 	tripped atomic.Pointer[error]
 
-	// Owned by look, and then by the caller of allow.
+	// Owned by look, and then by the caller of Allow.
 	known time.Time // of a kubelet's last write to the Node when it was first read; zero if none
 
 	// Owned by look.
@@ -65,19 +66,40 @@ type guard struct {
 // guardTimeout is how long the first look may hold up the start.
 const guardTimeout = 5 * time.Second
 
+// lookSlack is how long a look may take besides its two calls.
+const lookSlack = 10 * time.Second
+
 var errNotLooked = errors.New("lease and node have not been read")
 
-func newGuard(cfg *Config, nodes status.Nodes, leases heartbeat.Leases, reg prometheus.Registerer) *guard {
-	g := &guard{
-		nodes: nodes, leases: leases, name: cfg.NodeName, manager: cfg.FieldManager,
-		duration: cfg.LeaseDuration, log: cfg.Logger,
+// Config is what New needs. All fields are required.
+type Config struct {
+	Nodes  status.Nodes
+	Leases heartbeat.Leases
+	// NodeName names the Node and its Lease.
+	NodeName string
+	// FieldManager is our own.
+	FieldManager string
+	// LeaseDuration is how long a renewal is good for, where the Lease does not have it.
+	LeaseDuration time.Duration
+	// Alive is called by Run with the time within which it will be called again; 0 stands
+	// for however long.
+	Alive      func(within time.Duration)
+	Logger     *slog.Logger
+	Registerer prometheus.Registerer
+}
+
+// New returns a Guard that allows nothing until Start or Run has looked.
+func New(cfg Config) *Guard {
+	g := &Guard{
+		nodes: cfg.Nodes, leases: cfg.Leases, name: cfg.NodeName, manager: cfg.FieldManager,
+		duration: cfg.LeaseDuration, alive: cfg.Alive, log: cfg.Logger,
 	}
 	g.doubt(errNotLooked)
-	reg.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+	cfg.Registerer.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "nodeprobe_stood_down",
 		Help: "Whether own mode has stopped writing because a kubelet has appeared.",
 	}, func() float64 {
-		if g.stoodDown() != nil {
+		if g.StoodDown() != nil {
 			return 1
 		}
 		return 0
@@ -85,9 +107,9 @@ func newGuard(cfg *Config, nodes status.Nodes, leases heartbeat.Leases, reg prom
 	return g
 }
 
-// start returns an error if a kubelet is alive now. What cannot be read is no
+// Start returns an error if a kubelet is alive now. What cannot be read is no
 // reason not to start: Run goes on trying.
-func (g *guard) start(ctx context.Context) error {
+func (g *Guard) Start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, guardTimeout)
 	defer cancel()
 	if alive := g.look(ctx); alive != nil {
@@ -99,21 +121,21 @@ func (g *guard) start(ctx context.Context) error {
 
 // Run tries until it can tell whether a kubelet is alive, and stands down if one is.
 // OnFailure is called when it could not tell: the connection may be half dead.
-func (g *guard) Run(ctx context.Context, onFailure func()) error {
-	defer g.pulse.beat(0)
+func (g *Guard) Run(ctx context.Context, onFailure func()) error {
+	defer g.alive(0)
 	const least, most = 100 * time.Millisecond, 7 * time.Second
 	for wait := least; g.unsure.Load() != nil; wait = min(2*wait, most) {
 		seconds, _ := apierrors.SuggestsClientDelay(*g.unsure.Load())
 		// As for a renewal: the Lease from before a restart would run out meanwhile.
 		timer := time.NewTimer(max(wait, min(time.Duration(seconds)*time.Second, g.duration/4)))
-		g.pulse.beat(0)
+		g.alive(0)
 		select {
 		case <-ctx.Done():
 			timer.Stop()
 			return context.Cause(ctx)
 		case <-timer.C:
 		}
-		g.pulse.beat(2*g.timeout() + slack)
+		g.alive(2*g.timeout() + lookSlack)
 		if alive := g.look(ctx); alive != nil {
 			g.trip(alive)
 			return nil
@@ -126,12 +148,12 @@ func (g *guard) Run(ctx context.Context, onFailure func()) error {
 }
 
 // timeout bounds each of the two reads of look.
-func (g *guard) timeout() time.Duration { return min(10*time.Second, g.duration) }
+func (g *Guard) timeout() time.Duration { return min(10*time.Second, g.duration) }
 
 // look reads Lease and Node, and returns which other writer is alive. If none is, it
 // allows writes; if it cannot tell, it keeps the reason. Each read has as long as any
 // other call: a slow API server is no reason to be silent.
-func (g *guard) look(ctx context.Context) (alive error) {
+func (g *Guard) look(ctx context.Context) (alive error) {
 	timeout := g.timeout()
 	leaseCtx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -168,7 +190,7 @@ func (g *guard) look(ctx context.Context) (alive error) {
 // renewed returns alive if another writer of the Lease is, or unsure with the reason why
 // that is not known yet. The clock may have been set back since, or not be set yet: a
 // machine without a battery boots in the past.
-func (g *guard) renewed(lease *coordinationv1.Lease, now time.Time) (alive, unsure error) {
+func (g *Guard) renewed(lease *coordinationv1.Lease, now time.Time) (alive, unsure error) {
 	writer, at := heartbeat.Renewal(lease)
 	if writer == g.manager || at.IsZero() {
 		return nil, nil
@@ -188,43 +210,43 @@ func (g *guard) renewed(lease *coordinationv1.Lease, now time.Time) (alive, unsu
 	return nil, nil
 }
 
-// allow returns why the Node must not be written to, nil if it may. The Node is
+// Allow returns why the Node must not be written to, nil if it may. The Node is
 // as last seen; nil if there is none.
-func (g *guard) allow(node *v1.Node) error {
-	if node != nil && g.err() == nil {
+func (g *Guard) Allow(node *v1.Node) error {
+	if node != nil && g.Err() == nil {
 		// What is later than what was seen first is new by any clock.
 		if writer, at := kubeletWrite(node); writer != "" && at.After(g.known) {
 			g.trip(fmt.Errorf("%s has written the status of node %s at %s", writer, node.Name, at.Format(time.TimeOnly)))
 		}
 	}
-	return g.err()
+	return g.Err()
 }
 
-// noticed stands down because of another writer that the Heartbeater has seen.
-func (g *guard) noticed(s heartbeat.State) {
-	if s.ForeignWriter && s.ForeignManager != "" && s.ForeignManager != g.manager && g.err() == nil {
+// Noticed stands down because of another writer that the Heartbeater has seen.
+func (g *Guard) Noticed(s heartbeat.State) {
+	if s.ForeignWriter && s.ForeignManager != "" && s.ForeignManager != g.manager && g.Err() == nil {
 		g.trip(fmt.Errorf("%s renews the node's lease", s.ForeignManager))
 	}
 }
 
 // doubt stores why it is not known whether a kubelet is alive.
-func (g *guard) doubt(why error) {
+func (g *Guard) doubt(why error) {
 	if why != nil {
 		err := fmt.Errorf("cannot tell yet whether a kubelet is alive, and writes nothing until then: %w", why)
 		g.unsure.Store(&err)
 	}
 }
 
-func (g *guard) trip(why error) {
+func (g *Guard) trip(why error) {
 	err := fmt.Errorf("stood down until restart: %w", why)
 	if g.tripped.CompareAndSwap(nil, &err) {
 		g.log.Error("this node has another status writer: nothing more is written to the API server", "err", why)
 	}
 }
 
-// err returns why nothing must be written.
-func (g *guard) err() error {
-	if err := g.stoodDown(); err != nil {
+// Err returns why nothing must be written.
+func (g *Guard) Err() error {
+	if err := g.StoodDown(); err != nil {
 		return err
 	}
 	if err := g.unsure.Load(); err != nil {
@@ -233,8 +255,8 @@ func (g *guard) err() error {
 	return nil
 }
 
-// stoodDown returns why nothing will be written any more.
-func (g *guard) stoodDown() error {
+// StoodDown returns why nothing will be written any more.
+func (g *Guard) StoodDown() error {
 	if err := g.tripped.Load(); err != nil {
 		return *err
 	}

@@ -1,4 +1,4 @@
-package nodeprobe
+package guard
 
 import (
 	"context"
@@ -48,6 +48,7 @@ type stored struct {
 	nodeErr, leaseErr error
 	latency           time.Duration // of each call
 	writes            int
+	due               time.Time // of the next beat of the guard; zero while none is
 
 	mu sync.Mutex
 }
@@ -58,21 +59,43 @@ func (s *stored) edit(f func(*stored)) {
 	f(s)
 }
 
-func (s *stored) guard(log *slog.Logger, reg prometheus.Registerer) *guard {
-	cfg := &Config{NodeName: "n", FieldManager: DefaultFieldManager, LeaseDuration: 40 * time.Second, Logger: log}
-	return newGuard(cfg, storedNode{s: s}, storedLease{s: s}, reg)
+// alive is a beat of the guard.
+func (s *stored) alive(within time.Duration) {
+	s.edit(func(s *stored) {
+		s.due = time.Time{}
+		if within > 0 {
+			s.due = time.Now().Add(within)
+		}
+	})
 }
 
-func (s *stored) silentGuard() *guard {
+// late is how long the guard's beat is overdue; 0 if it is not.
+func (s *stored) late() (late time.Duration) {
+	s.edit(func(s *stored) {
+		if !s.due.IsZero() {
+			late = max(0, time.Since(s.due))
+		}
+	})
+	return late
+}
+
+func (s *stored) guard(log *slog.Logger, reg prometheus.Registerer) *Guard {
+	return New(Config{
+		Nodes: storedNode{s: s}, Leases: storedLease{s: s}, NodeName: "n", FieldManager: status.DefaultFieldManager,
+		LeaseDuration: 40 * time.Second, Alive: s.alive, Logger: log, Registerer: reg,
+	})
+}
+
+func (s *stored) silentGuard() *Guard {
 	return s.guard(slog.New(slog.DiscardHandler), prometheus.NewRegistry())
 }
 
 // allowing is a guard that has looked, and found the Node as it is.
-func allowing(t *testing.T, node *v1.Node) *guard {
+func allowing(t *testing.T, node *v1.Node) *Guard {
 	t.Helper()
 	g := (&stored{node: node}).silentGuard()
-	if err := g.start(t.Context()); err != nil || g.err() != nil {
-		t.Fatal(err, g.err())
+	if err := g.Start(t.Context()); err != nil || g.Err() != nil {
+		t.Fatal(err, g.Err())
 	}
 	return g
 }
@@ -177,16 +200,16 @@ func TestGuardAtStart(t *testing.T) {
 			"node may only be patched, and is not there": {&stored{nodeErr: forbidden}, "", ""},
 		} {
 			g := test.api.silentGuard()
-			err := g.start(t.Context())
+			err := g.Start(t.Context())
 			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 				t.Errorf("%s: got %v, want %q", name, err, test.want)
 			}
-			unsure := g.allow(nil)
+			unsure := g.Allow(nil)
 			if (unsure == nil) != (test.unsure == "") || unsure != nil && !strings.Contains(unsure.Error(), test.unsure) {
 				t.Errorf("%s: got %v, want %q", name, unsure, test.unsure)
 			}
-			if unsure != nil && !strings.Contains(unsure.Error(), "cannot tell yet whether a kubelet is alive") || g.stoodDown() != nil || test.api.writes > 0 {
-				t.Errorf("%s: %v, %v, %d writes", name, unsure, g.stoodDown(), test.api.writes)
+			if unsure != nil && !strings.Contains(unsure.Error(), "cannot tell yet whether a kubelet is alive") || g.StoodDown() != nil || test.api.writes > 0 {
+				t.Errorf("%s: %v, %v, %d writes", name, unsure, g.StoodDown(), test.api.writes)
 			}
 		}
 	})
@@ -232,7 +255,7 @@ func TestGuardRun(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				api := test.api() // by the bubble's clock
 				g := api.silentGuard()
-				if err := g.start(t.Context()); err != nil {
+				if err := g.Start(t.Context()); err != nil {
 					t.Fatal(err)
 				}
 				ctx, stop := context.WithCancel(t.Context())
@@ -240,25 +263,25 @@ func TestGuardRun(t *testing.T) {
 				ended := make(chan error, 1)
 				var failures atomic.Int32
 				go func() { ended <- g.Run(ctx, func() { failures.Add(1) }) }()
-				if g.err() == nil {
+				if g.Err() == nil {
 					t.Fatal("it writes before it can tell")
 				}
 				time.Sleep(test.after)
 				api.edit(test.change)
-				for g.err() != nil && g.stoodDown() == nil && time.Since(began) < 10*time.Minute {
+				for g.Err() != nil && g.StoodDown() == nil && time.Since(began) < 10*time.Minute {
 					time.Sleep(100 * time.Millisecond)
-					if err := g.pulse.alive(); err != nil {
-						t.Fatalf("after %v: %v", time.Since(began), err)
+					if late := api.late(); late > 0 {
+						t.Fatalf("after %v: it is %v late", time.Since(began), late)
 					}
 				}
 				synctest.Wait()
 				switch took := time.Since(began); {
-				case test.opens == 0 && (g.err() == nil || test.want == "" && g.stoodDown() != nil):
-					t.Errorf("after %v: %v", took, g.err())
-				case test.opens > 0 && (g.err() != nil || took > test.opens+100*time.Millisecond):
-					t.Errorf("after %v: %v; want it to write after %v", took, g.err(), test.opens)
+				case test.opens == 0 && (g.Err() == nil || test.want == "" && g.StoodDown() != nil):
+					t.Errorf("after %v: %v", took, g.Err())
+				case test.opens > 0 && (g.Err() != nil || took > test.opens+100*time.Millisecond):
+					t.Errorf("after %v: %v; want it to write after %v", took, g.Err(), test.opens)
 				}
-				if err := g.stoodDown(); test.want != "" && (err == nil || !strings.HasPrefix(err.Error(), test.want)) {
+				if err := g.StoodDown(); test.want != "" && (err == nil || !strings.HasPrefix(err.Error(), test.want)) {
 					t.Errorf("stood down: %v, want %q", err, test.want)
 				}
 				if took := time.Since(began); int(failures.Load()) > 8+int(took/(7*time.Second)) {
@@ -273,28 +296,28 @@ func TestGuardRun(t *testing.T) {
 
 func TestGuardStandsDown(t *testing.T) {
 	for name, test := range map[string]struct {
-		act  func(*guard)
+		act  func(*Guard)
 		want string // "" goes on
 	}{
-		"nothing":             {func(g *guard) { _ = g.allow(nil) }, ""},
-		"our own status":      {func(g *guard) { _ = g.allow(writtenBy("nodeprobe", "status", 0)) }, ""},
-		"a kubelet writes":    {func(g *guard) { _ = g.allow(writtenBy("kubelet", "status", 0)) }, "stood down until restart: kubelet has written the status of node n"},
-		"a kubelet renews":    {func(g *guard) { g.noticed(heartbeat.State{ForeignWriter: true, ForeignManager: "kubelet"}) }, "stood down until restart: kubelet renews the node's lease"},
-		"nobody known renews": {func(g *guard) { g.noticed(heartbeat.State{ForeignWriter: true}) }, ""},
-		"another one of us":   {func(g *guard) { g.noticed(heartbeat.State{ForeignWriter: true, ForeignManager: "nodeprobe"}) }, ""},
-		"they fell silent":    {func(g *guard) { g.noticed(heartbeat.State{ForeignManager: "kubelet"}) }, ""},
+		"nothing":             {func(g *Guard) { _ = g.Allow(nil) }, ""},
+		"our own status":      {func(g *Guard) { _ = g.Allow(writtenBy("nodeprobe", "status", 0)) }, ""},
+		"a kubelet writes":    {func(g *Guard) { _ = g.Allow(writtenBy("kubelet", "status", 0)) }, "stood down until restart: kubelet has written the status of node n"},
+		"a kubelet renews":    {func(g *Guard) { g.Noticed(heartbeat.State{ForeignWriter: true, ForeignManager: "kubelet"}) }, "stood down until restart: kubelet renews the node's lease"},
+		"nobody known renews": {func(g *Guard) { g.Noticed(heartbeat.State{ForeignWriter: true}) }, ""},
+		"another one of us":   {func(g *Guard) { g.Noticed(heartbeat.State{ForeignWriter: true, ForeignManager: "nodeprobe"}) }, ""},
+		"they fell silent":    {func(g *Guard) { g.Noticed(heartbeat.State{ForeignManager: "kubelet"}) }, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var log strings.Builder
 			reg := prometheus.NewPedanticRegistry()
 			g := (&stored{}).guard(slog.New(slog.NewTextHandler(&log, nil)), reg)
-			if err := g.start(t.Context()); err != nil {
+			if err := g.Start(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			test.act(g)
 			// There is no way back, and it is said once.
 			for range 3 {
-				err := g.allow(writtenBy("nodeprobe", "status", 0))
+				err := g.Allow(writtenBy("nodeprobe", "status", 0))
 				if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 					t.Errorf("got %v, want %q", err, test.want)
 				}
@@ -325,12 +348,12 @@ func TestGuardClock(t *testing.T) {
 			node *v1.Node
 			want bool
 		}{{nil, true}, {history, true}, {writtenBy("nodeprobe", "status", ahead), true}, {now, false}, {history, false}} {
-			if err := g.allow(step.node); (err == nil) != step.want {
+			if err := g.Allow(step.node); (err == nil) != step.want {
 				t.Errorf("clock ahead by %s: %d: %v", ahead, i, err)
 			}
 		}
 		g = allowing(t, writtenBy("nodeprobe", "status", ahead))
-		if err := g.allow(now); err == nil {
+		if err := g.Allow(now); err == nil {
 			t.Errorf("clock ahead by %s: a kubelet's first write is not noticed", ahead)
 		}
 	}

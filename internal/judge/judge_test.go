@@ -1,4 +1,4 @@
-package nodeprobe
+package judge
 
 import (
 	"errors"
@@ -28,24 +28,23 @@ func (w watching) Update(*probe.Snapshot, []pressure.Estimate, []pressure.Verdic
 var watchNothing = watching(func() ([]bool, time.Duration) { return nil, 0 })
 
 // testJudge judges the 5 % of memory and of PIDs that must be available.
-func testJudge(t *testing.T) (*judge, *prometheus.Registry, *strings.Builder) {
+func testJudge(t *testing.T) (*Judge, *prometheus.Registry, *strings.Builder) {
 	t.Helper()
 	reg, log := prometheus.NewPedanticRegistry(), &strings.Builder{}
 	cfg := judgeConfig()
 	cfg.Thresholds = thresholds(t, map[string]string{"memory.available": "5%", "pid.available": "5%"})
-	cfg.Logger = slog.New(slog.NewTextHandler(log, nil))
-	return newJudge(&cfg, watchNothing, reg), reg, log
+	return New(cfg, watchNothing, slog.New(slog.NewTextHandler(log, nil)), reg), reg, log
 }
 
-func judgeConfig() Config {
-	return Config{SampleInterval: 10 * time.Second, TransitionPeriod: transition, Logger: slog.New(slog.DiscardHandler)}
+func judgeConfig() Policy {
+	return Policy{Interval: 10 * time.Second, TransitionPeriod: transition}
 }
 
 func TestJudge(t *testing.T) {
 	m, reg, log := testJudge(t)
 	woken := 0
 	observe := func(s *probe.Snapshot) {
-		if changed, _ := m.observe(s); changed {
+		if changed, _ := m.Observe(s); changed {
 			woken++
 		}
 	}
@@ -75,7 +74,7 @@ func TestJudge(t *testing.T) {
 	want("still", 1, 1, 2)
 	observe(at(30*time.Second, 50))
 	want("held", 1, 1, 2)
-	if a := m.assess(); !a.verdicts[pressure.MemoryPressure].Held || !a.snapshot.Time.Equal(begin.Add(30*time.Second)) {
+	if a := m.Assess(); !a.Verdicts[pressure.MemoryPressure].Held || !a.Snapshot.Time.Equal(begin.Add(30*time.Second)) {
 		t.Errorf("assessment: %+v", a)
 	}
 	observe(at(20*time.Second+transition, 50))
@@ -91,15 +90,15 @@ func TestTransitionsOfOurOwn(t *testing.T) {
 	low, other := rule(t, "example.com/Low", "memory.available < 20"), rule(t, "example.com/Other", "pid.available < 20")
 	reg := prometheus.NewPedanticRegistry()
 	cfg := judgeConfig()
-	cfg.Conditions = []pressure.Rule{low}
-	m := newJudge(&cfg, watchNothing, reg)
+	cfg.Rules = []pressure.Rule{low}
+	m := New(cfg, watchNothing, slog.New(slog.DiscardHandler), reg)
 	now := time.Duration(0)
 	step := func(what string, memory int64, want map[string]float64) {
 		t.Helper()
 		now += time.Minute
 		s := at(now, memory)
 		s.Signals[probe.MemoryAvailable].OK = memory >= 0
-		m.observe(s)
+		m.Observe(s)
 		for _, c := range []string{"MemoryPressure", "DiskPressure", "PIDPressure"} {
 			want[c] = 0
 		}
@@ -115,10 +114,10 @@ func TestTransitionsOfOurOwn(t *testing.T) {
 	step("enough as before", 50, map[string]float64{"example.com/Low": 3})
 	step("low again", 10, map[string]float64{"example.com/Low": 4})
 	low.Reason = "Scarce"
-	cfg.Conditions = []pressure.Rule{low, other}
-	m.reload(&cfg)
+	cfg.Rules = []pressure.Rule{low, other}
+	m.Reload(cfg)
 	step("in other words", 10, map[string]float64{"example.com/Low": 4, "example.com/Other": 0})
-	m.seed(&v1.Node{Status: v1.NodeStatus{
+	m.Seed(&v1.Node{Status: v1.NodeStatus{
 		NodeInfo:   v1.NodeSystemInfo{BootID: "this-boot"},
 		Conditions: []v1.NodeCondition{{Type: "example.com/Other", Status: v1.ConditionTrue, Reason: "Low"}},
 	}}, false)
@@ -150,7 +149,7 @@ func TestSeed(t *testing.T) {
 			m, reg, _ := testJudge(t)
 			s := at(0, test.memory)
 			s.Machine.BootID = test.ours
-			m.observe(s)
+			m.Observe(s)
 			node := &v1.Node{}
 			node.Status.NodeInfo.BootID = test.theirs
 			node.Status.Conditions = []v1.NodeCondition{
@@ -158,12 +157,12 @@ func TestSeed(t *testing.T) {
 				{Type: v1.NodeMemoryPressure, Status: test.status},
 				{Type: v1.NodePIDPressure, Status: v1.ConditionFalse},
 			}
-			m.seed(node, true)
-			f := m.assess()
-			if v := f.verdicts[pressure.MemoryPressure]; v.Status != test.want || v.Held != test.held {
+			m.Seed(node, true)
+			f := m.Assess()
+			if v := f.Verdicts[pressure.MemoryPressure]; v.Status != test.want || v.Held != test.held {
 				t.Errorf("got %+v", v)
 			}
-			if v := f.verdicts[pressure.PIDPressure]; v.Status != pressure.False {
+			if v := f.Verdicts[pressure.PIDPressure]; v.Status != pressure.False {
 				t.Errorf("another condition: %+v", v)
 			}
 			if got := gauges(t, reg, "nodeprobe_condition_transitions_total")["MemoryPressure"]; got != test.wantTransition {
@@ -173,12 +172,12 @@ func TestSeed(t *testing.T) {
 				return
 			}
 			// It ends as if there had been no restart.
-			m.observe(at(transition-time.Second, 50))
-			if v := m.assess().verdicts[pressure.MemoryPressure]; v.Status != pressure.True {
+			m.Observe(at(transition-time.Second, 50))
+			if v := m.Assess().Verdicts[pressure.MemoryPressure]; v.Status != pressure.True {
 				t.Errorf("before the transition period: %+v", v)
 			}
-			m.observe(at(transition, 50))
-			if v := m.assess().verdicts[pressure.MemoryPressure]; v.Status != pressure.False {
+			m.Observe(at(transition, 50))
+			if v := m.Assess().Verdicts[pressure.MemoryPressure]; v.Status != pressure.False {
 				t.Errorf("after the transition period: %+v", v)
 			}
 		})
@@ -190,12 +189,12 @@ func TestSeedWithoutEvidence(t *testing.T) {
 	m, _, _ := testJudge(t)
 	s := at(0, 0)
 	s.Signals[probe.MemoryAvailable] = probe.Observation{Err: errors.New("gone")}
-	m.observe(s)
+	m.Observe(s)
 	node := &v1.Node{}
 	node.Status.NodeInfo.BootID = "this-boot"
 	node.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeMemoryPressure, Status: v1.ConditionTrue}}
-	m.seed(node, true)
-	if v := m.assess().verdicts[pressure.MemoryPressure]; v.Status != pressure.True || !v.Frozen {
+	m.Seed(node, true)
+	if v := m.Assess().Verdicts[pressure.MemoryPressure]; v.Status != pressure.True || !v.Frozen {
 		t.Errorf("got %+v", v)
 	}
 }
@@ -208,9 +207,9 @@ func TestJudgeConcurrently(t *testing.T) {
 	node.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeMemoryPressure, Status: v1.ConditionTrue}}
 	var tasks sync.WaitGroup
 	for _, call := range []func(i int){
-		func(i int) { m.observe(at(time.Duration(i)*transition, int64(i%10))) },
-		func(int) { m.seed(node, true) },
-		func(int) { m.assess() },
+		func(i int) { m.Observe(at(time.Duration(i)*transition, int64(i%10))) },
+		func(int) { m.Seed(node, true) },
+		func(int) { m.Assess() },
 		func(int) {
 			if _, err := reg.Gather(); err != nil {
 				t.Error(err)
@@ -232,8 +231,8 @@ func TestNextSample(t *testing.T) {
 	m, _, _ := testJudge(t)
 	var again time.Duration
 	m.limits = watching(func() ([]bool, time.Duration) { return []bool{true, true}, again })
-	m.observe(at(0, 6)) // the first two samples make a rate
-	m.observe(at(time.Second, 6))
+	m.Observe(at(0, 6)) // the first two samples make a rate
+	m.Observe(at(time.Second, 6))
 	for _, test := range []struct{ again, want time.Duration }{
 		{0, m.interval},
 		{10 * time.Millisecond, 10 * time.Millisecond},
@@ -242,7 +241,7 @@ func TestNextSample(t *testing.T) {
 		again = test.again
 		var got time.Duration
 		for i := range 5 { // it grows in steps
-			_, got = m.observe(at(time.Duration(i+2)*time.Second, 6))
+			_, got = m.Observe(at(time.Duration(i+2)*time.Second, 6))
 		}
 		if got != test.want {
 			t.Errorf("again after %s: next sample after %s, want %s", test.again, got, test.want)
@@ -257,9 +256,9 @@ func TestOwnConditions(t *testing.T) {
 	cfg.Thresholds, cfg.TransitionPeriod = thresholds(t, map[string]string{"memory.available": "5%"}), 0
 	low := rule(t, "example.com/Low", "memory.available < 50%")
 	low.Hold = 4 * time.Second
-	cfg.Conditions = []pressure.Rule{rule(t, "example.com/Short", "MemoryPressure"), low}
+	cfg.Rules = []pressure.Rule{rule(t, "example.com/Short", "MemoryPressure"), low}
 	reg, changes := prometheus.NewPedanticRegistry(), 0
-	m := newJudge(&cfg, watchNothing, reg)
+	m := New(cfg, watchNothing, slog.New(slog.DiscardHandler), reg)
 	for _, step := range []struct {
 		at         time.Duration
 		memory     int64
@@ -274,7 +273,7 @@ func TestOwnConditions(t *testing.T) {
 		{5 * time.Second, 80, 0, 1, 4, time.Second},
 		{6 * time.Second, 80, 0, 0, 5, 10 * time.Second},
 	} {
-		changed, next := m.observe(at(step.at, step.memory))
+		changed, next := m.Observe(at(step.at, step.memory))
 		if changed {
 			changes++
 		}
@@ -288,14 +287,14 @@ func TestOwnConditions(t *testing.T) {
 // Metrics follow other thresholds, more of them and fewer.
 func TestMetricsAfterChange(t *testing.T) {
 	m, reg, _ := testJudge(t)
-	m.observe(at(0, 80))
+	m.Observe(at(0, 80))
 	cfg := judgeConfig()
 	for _, hard := range []map[string]string{
 		{"memory.available": "10%", "pid.available": "20%", "nodefs.available": "5%", "imagefs.available": "5%"},
 		{"pid.available": "50%"},
 	} {
 		cfg.Thresholds = thresholds(t, hard)
-		m.reload(&cfg)
+		m.Reload(cfg)
 		families, err := reg.Gather()
 		if err != nil {
 			t.Fatal(err)
@@ -326,17 +325,17 @@ func TestSeedRules(t *testing.T) {
 	cfg := judgeConfig()
 	short := rule(t, "example.com/X", "memory.available < 5%")
 	short.Hold = time.Minute
-	cfg.Conditions = []pressure.Rule{short}
+	cfg.Rules = []pressure.Rule{short}
 	for reason, want := range map[string]pressure.Status{
 		"Worse": pressure.True, "": pressure.False, "two words": pressure.False, "Worse\n": pressure.False, strings.Repeat("x", 129): pressure.False,
 	} {
-		m := newJudge(&cfg, watchNothing, prometheus.NewRegistry())
-		m.observe(at(0, 50))
-		m.seed(&v1.Node{Status: v1.NodeStatus{
+		m := New(cfg, watchNothing, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
+		m.Observe(at(0, 50))
+		m.Seed(&v1.Node{Status: v1.NodeStatus{
 			NodeInfo:   v1.NodeSystemInfo{BootID: "this-boot"},
 			Conditions: []v1.NodeCondition{{Type: "example.com/X", Status: v1.ConditionTrue, Reason: reason}},
 		}}, false)
-		if f := m.assess().findings[0]; f.Status != want {
+		if f := m.Assess().Findings[0]; f.Status != want {
 			t.Errorf("reason %q: %+v, want %s", reason, f, want)
 		}
 	}

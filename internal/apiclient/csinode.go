@@ -1,4 +1,4 @@
-package nodeprobe
+package apiclient
 
 import (
 	"context"
@@ -19,32 +19,37 @@ const (
 	// rarely change. csiNodeRetry is for when it cannot be read.
 	csiNodeInterval = 5 * time.Minute
 	csiNodeRetry    = 30 * time.Second
+	// readSlack is how long a read may take besides its call.
+	readSlack = 10 * time.Second
 )
 
-// csiNode reads from the node's CSINode how many volumes its drivers can attach.
-type csiNode struct {
+// CSINode reads from the node's CSINode how many volumes its drivers can attach.
+type CSINode struct {
 	// get returns the CSINode as JSON.
 	get     func(context.Context) ([]byte, error)
 	timeout time.Duration
 	log     *slog.Logger
-	pulse   pulse
+	alive   func(within time.Duration)
 
 	last node.VolumeLimits // what was read last
 }
 
-func newCSINode(client *clients, nodeName string, timeout time.Duration, log *slog.Logger) *csiNode {
+// NewCSINode returns what reads the CSINode of the named node. Timeout
+// bounds a read; alive is called with the time within which it will be called again, 0 for
+// however long.
+func NewCSINode(client *Clients, nodeName string, timeout time.Duration, alive func(within time.Duration), log *slog.Logger) *CSINode {
 	path := "/apis/storage.k8s.io/v1/csinodes/" + nodeName
-	return &csiNode{
-		get:     func(ctx context.Context) ([]byte, error) { return client.get(ctx, path) },
-		timeout: timeout, log: log,
+	return &CSINode{
+		get:     func(ctx context.Context) ([]byte, error) { return client.Get(ctx, path) },
+		timeout: timeout, alive: alive, log: log,
 	}
 }
 
 // Run reads until ctx ends, and returns its cause. It calls changed with a copy of the
 // limits when one has changed.
-func (c *csiNode) Run(ctx context.Context, changed func(node.VolumeLimits)) error {
+func (c *CSINode) Run(ctx context.Context, changed func(node.VolumeLimits)) error {
 	for {
-		c.pulse.beat(c.timeout + slack)
+		c.alive(c.timeout + readSlack)
 		wait := csiNodeInterval
 		limits, err := c.read(ctx)
 		if ctx.Err() != nil {
@@ -61,7 +66,7 @@ func (c *csiNode) Run(ctx context.Context, changed func(node.VolumeLimits)) erro
 			c.last = limits
 			changed(maps.Clone(limits))
 		}
-		c.pulse.beat(0)
+		c.alive(0)
 		select {
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -71,7 +76,7 @@ func (c *csiNode) Run(ctx context.Context, changed func(node.VolumeLimits)) erro
 }
 
 // read returns the limits in the CSINode. There is none before the first driver.
-func (c *csiNode) read(ctx context.Context) (node.VolumeLimits, error) {
+func (c *CSINode) read(ctx context.Context) (node.VolumeLimits, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
 	data, err := c.get(ctx)
