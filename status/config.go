@@ -8,6 +8,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/nodeprobe/nodeprobe/internal/once"
 )
 
 // Config is what an Updater is made from.
@@ -105,5 +107,6 @@ func (c Config) withDefaults() Config {
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
+	c.Logger = once.Logger(c.Logger)
 	return c
 }

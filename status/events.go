@@ -11,6 +11,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/nodeprobe/nodeprobe/internal/once"
 )
 
 // Events is the part of the API that the Recorder needs. Each call must return
@@ -52,8 +54,6 @@ type Recorder struct {
 
 	// Owned by Run.
 	correlator correlator
-	logged     noted
-	uncounted  noted     // why Events are created again instead of counted up
 	last       time.Time // in the name of the latest object
 }
 
@@ -89,9 +89,10 @@ func NewRecorder(cfg RecorderConfig) (*Recorder, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	cfg.Logger = once.Logger(cfg.Logger)
 	return &Recorder{
 		cfg: cfg, log: cfg.Logger, metrics: newRecorderMetrics(cfg.Registerer),
-		queue: make(chan occurrence, queueLength), correlator: correlator{}, logged: noted{}, uncounted: noted{},
+		queue: make(chan occurrence, queueLength), correlator: correlator{},
 	}, nil
 }
 
@@ -162,13 +163,12 @@ func refused(err error) bool {
 
 // note logs errors once per change.
 func (r *Recorder) note(err error) {
-	switch {
-	case !r.logged.changed(err):
-	case err != nil:
-		r.log.Warn("event is not posted", "err", err)
-	default:
-		r.log.Info("events are posted")
+	const key = "events"
+	if err != nil {
+		r.log.Warn("event is not posted", once.Failure, key, "err", err)
+		return
 	}
+	r.log.Info("events are posted", once.Recovery, key)
 }
 
 // post makes one attempt: it counts up the Event that exists, or creates one.
@@ -186,9 +186,7 @@ func (r *Recorder) post(ctx context.Context, s *series) error {
 		switch {
 		case apierrors.IsNotFound(err): // it has expired
 		case apierrors.IsForbidden(err): // a credential may be allowed to create Events only
-			if r.uncounted.changed(err) {
-				r.log.Warn("events are created anew instead of counted up", "err", err)
-			}
+			r.log.Warn("events are created anew instead of counted up", once.Failure, "counting events", "err", err)
 		default:
 			return wrapEvent("patch", s, ref.Name, err)
 		}

@@ -9,6 +9,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/nodeprobe/nodeprobe/internal/once"
 )
 
 // register makes one attempt to create or find the Node, and makes it the last known one.
@@ -125,8 +127,8 @@ func (u *Updater) find(ctx context.Context) (*v1.Node, error) {
 		return u.cfg.Nodes.Get(ctx, u.cfg.NodeName)
 	}
 	node, unread, err := ReadNode(ctx, u.cfg.Nodes, u.cfg.NodeName)
-	if unread != nil && u.unread.changed(unread) {
-		u.log.Warn("cannot read the node; reading it by a patch that changes nothing", "node", u.cfg.NodeName, "err", unread)
+	if unread != nil {
+		u.log.Warn("cannot read the node; reading it by a patch that changes nothing", once.Failure, "reading the node", "node", u.cfg.NodeName, "err", unread)
 	}
 	return node, err
 }

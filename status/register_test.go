@@ -241,3 +241,16 @@ func TestRegistrationWaitsForLeave(t *testing.T) {
 		})
 	})
 }
+
+// The Lease must not have to wait for its next round because it asked before the
+// Node was there.
+func TestOwnerWaitsForRegistration(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.play(s.config(), func() {
+			owner, err := s.Owner(t.Context())
+			apitest.Diff(t, "error", nil, err)
+			apitest.Diff(t, "owner", "uid-1", string(owner.UID))
+		})
+	})
+}

@@ -13,6 +13,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/nodeprobe/nodeprobe/internal/once"
 )
 
 // Updater follows a Node, keeps a Content posted on it, and registers it if a Registrar
@@ -42,9 +44,6 @@ type Updater struct {
 	report    reporter
 	pace      pacer
 	backoff   registerBackoff
-	logged    noted
-	partial   noted // parts that could not be set
-	unread    noted
 	held      bool
 	notBefore time.Time // from the API server's Retry-After
 }
@@ -58,13 +57,12 @@ func New(cfg Config) (*Updater, error) {
 	u := &Updater{
 		cfg: cfg, log: cfg.Logger, metrics: newMetrics(cfg.Registerer),
 		wakeup: make(chan struct{}, 1), known: make(chan struct{}, 1),
-		pace: newPacer(), logged: noted{}, partial: noted{}, unread: noted{},
+		pace: newPacer(),
 	}
 	if _, u.follows = cfg.Content.(Follow); !u.follows {
 		u.setReportFrequency(cfg.ReportFrequency)
 	}
 	u.ok.Store(&errNotRegistered)
-	u.logged.changed(errNotRegistered)
 	return u, nil
 }
 
@@ -286,45 +284,25 @@ func (u *Updater) failed(ctx context.Context, err error) {
 
 // result keeps the latest outcome for Ready, and logs it once per change.
 func (u *Updater) result(err error) {
-	u.ok.Store(&err)
+	const key = "node status"
+	first := errors.Is(*u.ok.Swap(&err), errNotRegistered)
 	switch {
-	case !u.logged.changed(err):
 	case err != nil:
-		u.log.Error("node status is not posted", "node", u.cfg.NodeName, "err", err)
-	default:
+		u.log.Error("node status is not posted", once.Failure, key, "node", u.cfg.NodeName, "err", err)
+	case first:
 		u.log.Info("node status is posted", "node", u.cfg.NodeName)
+	default:
+		u.log.Info("node status is posted", once.Recovery, key, "node", u.cfg.NodeName)
 	}
 }
 
 // notePartial logs once per change which parts could not be set. The rest of the
 // status is posted all the same.
 func (u *Updater) notePartial(err error) {
-	switch {
-	case !u.partial.changed(err):
-	case err != nil:
-		u.log.Warn("part of the node's status could not be set", "node", u.cfg.NodeName, "err", err)
-	default:
-		u.log.Info("all of the node's status could be set", "node", u.cfg.NodeName)
+	const key = "parts of the node status"
+	if err != nil {
+		u.log.Warn("part of the node's status could not be set", once.Failure, key, "node", u.cfg.NodeName, "err", err)
+		return
 	}
-}
-
-// noted are the errors since the last success. One fault may show in several errors by
-// turns, such as a connection that breaks at another point each time.
-type noted map[string]struct{}
-
-// changed reports whether err is not noted yet, and notes it. A success is a change
-// after an error.
-func (n noted) changed(err error) bool {
-	if err == nil {
-		bad := len(n) > 0
-		clear(n)
-		return bad
-	}
-	const maxTexts = 32 // texts that never repeat are not worth a line each
-	text := err.Error()
-	if _, known := n[text]; known || len(n) == maxTexts {
-		return false
-	}
-	n[text] = struct{}{}
-	return true
+	u.log.Info("all of the node's status could be set", once.Recovery, key, "node", u.cfg.NodeName)
 }

@@ -12,6 +12,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/nodeprobe/nodeprobe/internal/once"
 )
 
 // The API server is asked to end a watch after a random time between these, so that a
@@ -42,8 +44,8 @@ type sighting struct {
 // A credential that may not watch costs no more than that: the answers to patches still
 // show what others have written.
 func (u *Updater) watchNode(ctx context.Context, seen chan<- sighting) {
+	const key = "watch of the node"
 	var wait time.Duration
-	logged := noted{}
 	var from string // from is where the next watch goes on; "" is the Node's version
 	for {
 		select {
@@ -68,12 +70,11 @@ func (u *Updater) watchNode(ctx context.Context, seen chan<- sighting) {
 			return
 		}
 		wait = nextWatch(wait, time.Since(start))
-		if logged.changed(err) && err != nil {
-			u.log.Warn("watch of the node ended", "node", u.cfg.NodeName, "err", err)
-		}
 		if err == nil {
+			u.log.Info("watch of the node works again", once.Recovery, key, "node", u.cfg.NodeName)
 			continue
 		}
+		u.log.Warn("watch of the node ended", once.Failure, key, "node", u.cfg.NodeName, "err", err)
 		u.metrics.watchErrors.Inc()
 		from = ""
 		wait = max(wait, asked(err))
