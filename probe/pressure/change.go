@@ -6,9 +6,9 @@ import (
 )
 
 // Change replaces the thresholds and the transition period, from the next snapshot
-// on. A threshold that stays keeps what is known about it, and a condition what it
-// says: one that is True only because it is held stays so for the new transition
-// period after it was last met, and ends if it has no thresholds any more.
+// on. A threshold that stays keeps its history, and a condition its status: one that is
+// True only because it is held stays so for the new transition period after it was last
+// met, and ends if it has no thresholds any more.
 func (e *Evaluator) Change(thresholds []Threshold, transitionPeriod time.Duration) {
 	known := make(map[Threshold]watch, len(e.watches))
 	for _, w := range e.watches {
@@ -28,8 +28,7 @@ func (e *Evaluator) Change(thresholds []Threshold, transitionPeriod time.Duratio
 }
 
 // Change replaces the rules, from the next snapshot on. A condition that stays keeps
-// its status until the new rule decides otherwise, and is said in the new rule's
-// words.
+// its status until the new rule decides otherwise, with the new rule's reasons.
 func (j *Judge) Change(rules []Rule) {
 	next := NewJudge(rules)
 	for i, r := range rules {
@@ -39,7 +38,7 @@ func (j *Judge) Change(rules []Rule) {
 			}
 			next.states[i], next.findings[i] = j.states[k], j.findings[k]
 			if !reflect.DeepEqual(old, r) {
-				next.findings[i].Since = time.Time{} // it is to be said anew
+				next.findings[i].Since = time.Time{} // its words are to be posted again
 			}
 		}
 	}

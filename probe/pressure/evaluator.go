@@ -13,8 +13,8 @@
 //   - a clock that is set back cannot revive a condition that has ended, nor
 //     hold one for much longer (see hold.go).
 //
-// The package is pure: what time it is comes in with the snapshot, and nothing
-// here reads a clock, does I/O, logs or starts a goroutine.
+// The package is pure: time comes in with the snapshot, and nothing here reads a
+// clock, does I/O, logs or starts a goroutine.
 package pressure
 
 import (
@@ -23,7 +23,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe"
 )
 
-// Condition is a node condition that says that something is in short supply.
+// Condition is a node condition about a resource that is in short supply.
 type Condition uint8
 
 // The conditions, in the order in which Observe returns them.
@@ -41,7 +41,7 @@ func (c Condition) String() string {
 	return [NumConditions]string{"MemoryPressure", "DiskPressure", "PIDPressure"}[c]
 }
 
-// conditionOf says which condition a signal is about.
+// conditionOf maps a signal to the condition that it decides.
 var conditionOf = [probe.NumSignals]Condition{
 	probe.MemoryAvailable:            MemoryPressure,
 	probe.AllocatableMemoryAvailable: MemoryPressure,
@@ -57,7 +57,7 @@ var conditionOf = [probe.NumSignals]Condition{
 // Status is the status of a condition.
 type Status uint8
 
-// The statuses that the Kubernetes API knows.
+// The statuses of the Kubernetes API.
 const (
 	Unknown Status = iota
 	False
@@ -67,37 +67,35 @@ const (
 // String returns the status as the Kubernetes API spells it.
 func (s Status) String() string { return [...]string{"Unknown", "False", "True"}[s] }
 
-// Verdict is what the evaluator makes of one condition.
+// Verdict is the evaluator's decision on one condition.
 type Verdict struct {
 	Condition Condition
 	// Status is Unknown only as long as Frozen has kept it from being decided.
 	Status Status
-	// Since is the time of the snapshot at which Status last changed. As long as
-	// it has not, it is that of the first one, or what Seed said.
+	// Since is the time of the snapshot at which Status last changed. Before the
+	// first change it is the time of the first snapshot, or that given to Seed.
 	Since time.Time
 
-	// Met says that a threshold is met by this snapshot. Without it, Held or
-	// Frozen says why Status is True nevertheless.
+	// Met reports that this snapshot meets a threshold. If it does not and Status
+	// is True, either Held or Frozen is set.
 	Met bool
-	// Held says that Status is True only because the transition period since
+	// Held reports that Status is True only because the transition period since
 	// LastMet is not over.
 	Held bool
-	// Frozen says that Status was kept because no threshold is met and a signal
-	// that could have told otherwise could not be read.
+	// Frozen reports that Status was kept because no threshold is met and a signal
+	// that could have met one could not be read.
 	Frozen bool
 
 	// The rest is the evidence for True; otherwise it is zero.
 
-	// LastMet is the time of the last snapshot that met a threshold. If the
-	// clock was set back since, it is where that puts it on the new clock.
+	// LastMet is the time of the last snapshot that met a threshold. If the clock
+	// was set back since, it is that moment on the new clock.
 	LastMet time.Time
-	// Threshold is the most pressing of those that were met at LastMet: a hard
-	// one rather than a soft one, then the one furthest from being left. It is
-	// zero if LastMet is from Seed.
+	// Threshold is the most pressing of those met at LastMet: hard before soft, then
+	// the one that is exceeded the most. It is zero if LastMet is from Seed.
 	Threshold Threshold
-	// Observation is what was read, and Limit what Observation.Available was
-	// below: Threshold.Value in the signal's unit, with MinReclaim on top where
-	// that is in force.
+	// Observation is the reading, and Limit what Observation.Available was below:
+	// Threshold.Value in the signal's unit, plus MinReclaim if that applies.
 	Observation probe.Observation
 	Limit       int64
 }
@@ -110,9 +108,9 @@ type Evaluator struct {
 	verdicts [NumConditions]Verdict
 }
 
-// NewEvaluator returns an evaluator to which all conditions are Unknown. After
-// a threshold was last met, its condition stays True for the transition period;
-// if that is not positive, it is True exactly while a threshold is met.
+// NewEvaluator returns an evaluator with all conditions Unknown. After a threshold
+// was last met, its condition stays True for the transition period; if that is not
+// positive, it is True exactly while a threshold is met.
 func NewEvaluator(thresholds []Threshold, transitionPeriod time.Duration) *Evaluator {
 	e := &Evaluator{watches: make([]watch, len(thresholds)), period: transitionPeriod}
 	for i, t := range thresholds {
@@ -125,11 +123,10 @@ func NewEvaluator(thresholds []Threshold, transitionPeriod time.Duration) *Evalu
 	return e
 }
 
-// Seed tells the evaluator, before its first snapshot, how a condition stood
-// when the program ended: a restart is then no reason for it to change. A
-// condition that was True counts as last met at that time, which may lie on
-// another machine's clock. To hold it for the whole transition period from now
-// on, pass the current time.
+// Seed sets, before the first snapshot, the status that a condition had when the
+// program ended, so that a restart does not change it. A condition that was True
+// counts as last met at that time, which may be from another machine's clock. To
+// hold it for the whole transition period from now on, pass the current time.
 func (e *Evaluator) Seed(c Condition, s Status, at time.Time) {
 	v := Verdict{Condition: c, Status: s, Since: at}
 	if s == True {
@@ -166,12 +163,12 @@ func (e *Evaluator) Observe(s *probe.Snapshot) []Verdict {
 // watch is a threshold and whether it is met.
 type watch struct {
 	Threshold
-	// met says whether it was met when its signal was last read, and since is
-	// the first of the unbroken run of snapshots that met it.
+	// met reports whether it was met when its signal was last read, and since is the
+	// time of the first in the unbroken run of snapshots that met it.
 	met   bool
 	since time.Time
-	// reclaiming says that it was met for the grace period, so that what is
-	// available must exceed Value by MinReclaim before it is not met any more.
+	// reclaiming reports that it was met for the grace period: the available amount
+	// must exceed Value by MinReclaim before it is no longer met.
 	reclaiming bool
 }
 
@@ -200,11 +197,11 @@ func (w *watch) observe(now time.Time, obs probe.Observation) sighting {
 	return sighting{met: true, threshold: w.Threshold, observation: obs, limit: limit}
 }
 
-// sighting is what one snapshot says about a threshold, or about the thresholds
-// of a condition taken together.
+// sighting is what one snapshot shows of a threshold, or of all thresholds of a
+// condition together.
 type sighting struct {
 	absent bool
-	// met says that the threshold is met; then the rest is the evidence.
+	// met reports that the threshold is met; the rest is then the evidence.
 	met         bool
 	threshold   Threshold
 	observation probe.Observation
@@ -227,8 +224,8 @@ func (s *sighting) presses(other *sighting) bool {
 	return s.shortfall() > other.shortfall()
 }
 
-// shortfall returns which part of the limit is not available, so that bytes can
-// be compared with inodes. Of a limit of 0, that is infinitely much.
+// shortfall returns the share of the limit that is not available, so that bytes can
+// be compared with inodes. For a limit of 0 it is infinite.
 func (s *sighting) shortfall() float64 {
 	return 1 - float64(s.observation.Available)/float64(s.limit)
 }

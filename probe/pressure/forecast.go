@@ -7,12 +7,12 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe"
 )
 
-// Horizon is the furthest that a forecast looks ahead; what is further off is
-// never. Rates are averages over a minute at most, so a figure of days says
-// only that there is no hurry.
+// Horizon is how far a forecast looks ahead; anything further off is never. Rates are
+// averages over a minute at most, so a figure of days only means that there is no
+// hurry.
 const Horizon = 30 * 24 * time.Hour
 
-// Estimate says when a limit will be reached if its signal goes on as it does.
+// Estimate is when a limit will be reached at the present rate.
 //
 //	reached     OK, TimeToLimit is 0, Headroom is not positive
 //	approached  OK, TimeToLimit is positive
@@ -26,7 +26,7 @@ type Estimate struct {
 	// unit. The limit is Threshold.Value, without the minimum reclaim. At 0 the
 	// limit is reached, which the condition is not until it is below.
 	Headroom int64
-	// Capacity is the signal's; it tells how much a Headroom is worth.
+	// Capacity is the signal's, to compare Headroom with.
 	Capacity int64
 	// Rate is by how much the available amount changes, in units per second:
 	// less than 0 while it shrinks, and 0 while it does no more than jitter.
@@ -35,7 +35,7 @@ type Estimate struct {
 	// nothing has moved: a burst that is over was no promise. It is 0 if and
 	// only if the limit is reached (or OK is false).
 	TimeToLimit time.Duration
-	// OK says that the limit is reached, or will be within the Horizon.
+	// OK reports that the limit is reached, or will be within the Horizon.
 	OK bool
 }
 
@@ -47,7 +47,7 @@ type Forecaster struct {
 	estimates []Estimate
 }
 
-// NewForecaster returns a forecaster that has seen nothing yet.
+// NewForecaster returns a forecaster without a history.
 func NewForecaster(thresholds []Threshold) *Forecaster {
 	f := &Forecaster{estimates: make([]Estimate, len(thresholds))}
 	var watched [probe.NumSignals]bool
@@ -86,8 +86,8 @@ func (f *Forecaster) Observe(s *probe.Snapshot) []Estimate {
 	return f.estimates
 }
 
-// estimate divides what is left by the rate at which it shrinks, after it has
-// stood still for some time.
+// estimate divides what is left by the rate at which it shrinks, given how long it has
+// stood still.
 func estimate(t Threshold, obs probe.Observation, rate float64, still time.Duration) Estimate {
 	e := Estimate{
 		Signal: t.Signal, Threshold: t, Capacity: obs.Capacity, Rate: rate,

@@ -15,9 +15,9 @@ import "time"
 //   - a step forward is no different from a suspension, and ends the hold.
 type hold struct {
 	Verdict
-	// watched says that the condition has thresholds.
+	// watched reports that the condition has thresholds.
 	watched bool
-	// judged says that a snapshot was enough to decide.
+	// judged reports that a snapshot was enough to decide.
 	judged bool
 }
 
@@ -48,8 +48,8 @@ func (h *hold) observe(now time.Time, period time.Duration, s *sighting) Verdict
 	return *v
 }
 
-// rebase returns t as so long before now. That changes nothing if both carry a
-// monotonic reading. If t came from elsewhere (see Seed), it gets one from now,
+// rebase returns t as a time that is as long before now. That changes nothing if both
+// carry a monotonic reading. If t came from elsewhere (see Seed), it gets one from now,
 // and later steps of the wall clock cannot hurt; and a t that lies after now,
 // because the clock was set back, becomes now.
 func rebase(t, now time.Time) time.Time { return now.Add(-max(0, now.Sub(t))) }

@@ -10,16 +10,16 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe"
 )
 
-// staleAfter is how long a condition keeps its status while nothing is known that
-// could confirm or refute it. Then it is Unknown.
+// staleAfter is how long a condition keeps its status while no figure confirms or
+// refutes it. After that it is Unknown.
 const staleAfter = time.Minute
 
-// Finding is what a Judge makes of one Rule.
+// Finding is a Judge's decision on one Rule.
 type Finding struct {
 	Type   string
 	Status Status
-	// Reason and Message tell why. They are those of the moment at which Status
-	// changed, so that a figure which moves does not make them change.
+	// Reason and Message explain Status. They are from the moment at which it changed,
+	// so that a moving figure does not change them.
 	Reason, Message string
 	// Since is the time of the snapshot at which Status last changed; of the first
 	// one if it has not.
@@ -41,7 +41,7 @@ type state struct {
 	judged  bool      // it was known once
 }
 
-// NewJudge returns a Judge to which every condition is Unknown.
+// NewJudge returns a Judge with every condition Unknown.
 func NewJudge(rules []Rule) *Judge {
 	j := &Judge{rules: rules, states: make([]state, len(rules)), findings: make([]Finding, len(rules))}
 	for i, r := range rules {
@@ -50,9 +50,9 @@ func NewJudge(rules []Rule) *Judge {
 	return j
 }
 
-// Seed tells the Judge that a condition was True, in these words, when the program
-// ended: a restart is no reason for it to change. One that is True already is left
-// as it is.
+// Seed marks a condition as True, with this reason and message, because it was when the
+// program ended: a restart does not change it. One that is already True is left as it
+// is.
 func (j *Judge) Seed(condition, reason, message string, at time.Time) {
 	for i, r := range j.rules {
 		if r.Type == condition && j.findings[i].Status != True {
@@ -65,8 +65,8 @@ func (j *Judge) Seed(condition, reason, message string, at time.Time) {
 // Findings returns what the latest Observe found; see there.
 func (j *Judge) Findings() []Finding { return j.findings }
 
-// Observe judges a snapshot, given the verdicts on it, and says whether a status
-// has changed. The findings belong to the Judge and are valid until the next call;
+// Observe judges a snapshot, given the verdicts on it, and reports whether a status has
+// changed. The findings belong to the Judge and are valid until the next call;
 // they are in the order of the rules. In steady state nothing is allocated.
 func (j *Judge) Observe(s *probe.Snapshot, verdicts *[NumConditions]Verdict) (findings []Finding, changed bool) {
 	for i := range j.rules {
@@ -122,9 +122,8 @@ func (j *Judge) observe(i int, s *probe.Snapshot, verdicts *[NumConditions]Verdi
 	return true
 }
 
-// Release returns how long after a snapshot a status may change although nothing
-// else does, which no signal tells of: a Hold or a For ends. It is negative if none
-// may.
+// Release returns how long after a snapshot a status may change by time alone, when a
+// Hold or a For ends; no signal announces that. It is negative if none may.
 func (j *Judge) Release(now time.Time) time.Duration {
 	left := time.Duration(-1)
 	for i := range j.rules {
@@ -241,7 +240,7 @@ func (r *Rule) text() string {
 	return strings.Join(texts, "; ")
 }
 
-// evidence says what was measured of a clause that holds, and what its limits are.
+// evidence describes what was measured for a clause that holds, with its limits.
 func (c Clause) evidence(s *probe.Snapshot, verdicts *[NumConditions]Verdict) string {
 	texts := make([]string, len(c))
 	for i := range c {
@@ -286,7 +285,7 @@ func rounded(amount int64, unit string) string {
 	return strconv.FormatFloat(value, 'g', 3, 64) + prefixes[i]
 }
 
-// doubt says what could not be read.
+// doubt describes what could not be read.
 func (r *Rule) doubt(s *probe.Snapshot, verdicts *[NumConditions]Verdict) string {
 	for _, c := range r.When {
 		for i := range c {
@@ -302,8 +301,7 @@ func (r *Rule) doubt(s *probe.Snapshot, verdicts *[NumConditions]Verdict) string
 	return "no clause"
 }
 
-// why is the reason for which a figure is missing; nil if the machine does not have
-// it.
+// why returns why a figure is missing, or nil if the machine does not have it.
 func (t *Term) why(s *probe.Snapshot) error {
 	switch t.kind {
 	case termVerdict:

@@ -8,13 +8,13 @@ import (
 // Pace bounds the time between two samples where the kernel does not watch the
 // limits itself. A field that is not positive stands for its default.
 //
-// It is the wake-ups that cost, about 0.1 ms each, and not what is read: 0.2 %
-// of a CPU at 100 ms, 0.001 % at 10 s.
+// The cost is in the wake-ups, about 0.1 ms each, not in what is read: 0.2 % of a
+// CPU at 100 ms, 0.001 % at 10 s.
 type Pace struct {
 	// Floor is the least time, right before a limit is reached; 100 ms.
 	Floor time.Duration
-	// Ceiling is the most while a limit is so near that something which has not
-	// begun yet might reach it; 1 s. It bounds how late that is seen.
+	// Ceiling is the longest time while a limit is so near that a burst which has not
+	// begun yet might reach it; 1 s. It bounds how late that is noticed.
 	Ceiling time.Duration
 	// Base is the time while nothing is near; 10 s. If it is less than the
 	// others, it replaces them.
@@ -29,18 +29,18 @@ const (
 	// costs 11 samples each time that the time to the limit halves.
 	lead = 16
 
-	// surgeShare bounds what nobody has seen coming yet: a twentieth of the
-	// capacity per second, or less by surge. A node whose resources are half
-	// free may be left alone for Base.
+	// surgeShare bounds a burst that has not begun yet: a twentieth of the capacity
+	// per second, or less by surge. A node whose resources are half free need not be
+	// sampled for Base.
 	surgeShare = 1. / 20
 )
 
 // surge is how fast one busy process uses a resource up, in units per second.
 // The fastest that a machine can do is several times that (8 GiB/s of memory, 4
 // GiB/s of disk, 50000 tasks per second), but if that had to be expected at any
-// time, an idle machine with 8 GiB free would have to be looked at every second,
-// and any small one every 100 ms, for ever. So whatever is faster than surge may
-// be seen late, by up to Base, if it comes out of the blue.
+// time, an idle machine with 8 GiB free would have to be sampled every second, and
+// any small one every 100 ms, forever. So a burst that is faster than surge and comes
+// without warning may be noticed late, by up to Base.
 func surge(unit string) float64 {
 	switch unit {
 	case "tasks":
@@ -57,9 +57,9 @@ func surge(unit string) float64 {
 // the least of
 //
 //   - a sixteenth of the time to the nearest limit, but at least Floor;
-//   - the time in which something that has not begun yet might reach a limit (or
-//     end a shortage), but at least Ceiling: a disk may stay just above its limit
-//     for weeks, and is not looked at ten times a second for it;
+//   - the time in which a burst that has not begun yet might reach a limit (or end a
+//     shortage), but at least Ceiling: a disk may stay just above its limit for
+//     weeks, which does not justify ten samples a second;
 //   - Base;
 //   - twice the time before: it shrinks at once, but grows in steps, so that a
 //     forecast which comes and goes costs samples and not a crossing, and a burst
@@ -103,11 +103,11 @@ func (p Pace) complete() Pace {
 	return p
 }
 
-// surprise returns in what time the limit might be crossed, either way, by
-// something that cannot be seen yet.
+// surprise returns the time in which a burst that has not begun yet might cross the
+// limit, in either direction.
 func (e *Estimate) surprise() time.Duration {
 	if e.Capacity <= 0 {
-		return math.MaxInt64 // nothing is known, and looking harder does not help
+		return math.MaxInt64 // nothing is known, and more samples do not help
 	}
 	fastest := min(surge(e.Signal.Unit()), float64(e.Capacity)*surgeShare)
 	seconds := math.Abs(float64(e.Headroom)) / fastest

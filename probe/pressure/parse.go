@@ -45,7 +45,7 @@ const (
 	FieldTransitionPeriod = "evictionPressureTransitionPeriod"
 )
 
-// FieldError says which entry of the configuration is wrong.
+// FieldError is about an entry of the configuration that is wrong.
 type FieldError struct {
 	// Field is one of the Field constants. Key is the key in that map, or "".
 	Field, Key string
@@ -199,7 +199,7 @@ func (p *parser) result() ([]Threshold, []Note, error) {
 		return nil, p.notes, errors.Join(errs...)
 	}
 	slices.SortFunc(p.thresholds, func(a, b Threshold) int {
-		// The amounts only tell duplicates of one signal apart.
+		// The amounts only distinguish duplicates of one signal.
 		return cmp.Or(
 			cmp.Compare(a.Signal, b.Signal),
 			cmp.Compare(a.Grace, b.Grace),
@@ -212,8 +212,8 @@ func (p *parser) result() ([]Threshold, []Note, error) {
 	return p.thresholds, p.notes, nil
 }
 
-// parseThreshold reads an entry of evictionHard or evictionSoft. It returns
-// false for an entry that is wrong and for one that asks for no threshold.
+// parseThreshold reads an entry of evictionHard or evictionSoft. It returns false for an
+// entry that is wrong and for one that turns a threshold off.
 func parseThreshold(signal probe.Signal, text string) (Value, bool, error) {
 	if text == "0%" || text == "100%" {
 		return Value{}, false, nil
@@ -295,8 +295,8 @@ func quantityValue(q resource.Quantity) Value {
 	return Value{Quantity: q.Value()}
 }
 
-// ParseQuantity is resource.ParseQuantity, which raises 10 to whatever power it
-// is told to: "1e-999999999" would keep it busy for hours.
+// ParseQuantity is resource.ParseQuantity with bounded exponents: that one computes any
+// power of 10, and "1e-999999999" would keep it busy for hours.
 func ParseQuantity(text string) (resource.Quantity, error) {
 	if i := strings.IndexAny(text, "eE"); i >= 0 {
 		if exponent := text[i+1:]; len(exponent) > len("-999") && strings.Trim(exponent, "+-0123456789") == "" {

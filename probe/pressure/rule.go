@@ -11,29 +11,29 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe"
 )
 
-// Rule says when a condition of one's own is True. True is bad.
+// Rule defines when a condition of your own is True. True is bad.
 type Rule struct {
 	// Type is the condition's, such as "nodeprobe.dev/MemoryContention".
 	Type string
-	// When is what makes it True: any of these.
+	// When makes it True: any of these clauses.
 	When []Clause
-	// For is how long one of them must hold before the condition is True, and
-	// Hold is how long it stays True after the last time that one held.
+	// For is how long a clause must hold before the condition is True, and Hold how
+	// long it stays True after a clause last held.
 	For, Hold time.Duration
 	// Reason and OKReason are the reasons of True and of False.
 	Reason, OKReason string
 }
 
-// RepeatsVerdict reports whether the rule is one of the kubelet's conditions by another
-// name, as it is at once and for as long as that is True.
+// RepeatsVerdict reports whether the rule only repeats one of the kubelet's conditions
+// under another name, without a For or a Hold.
 func (r *Rule) RepeatsVerdict() bool {
 	return r.For == 0 && r.Hold == 0 && len(r.When) == 1 && len(r.When[0]) == 1 && r.When[0][0].kind == termVerdict
 }
 
-// Clause is terms of which all must hold.
+// Clause is a list of terms that must all hold.
 type Clause []Term
 
-// Term is one thing that may hold of a node.
+// Term is a statement about a node.
 type Term struct {
 	kind     termKind
 	verdict  Condition      // of termVerdict
@@ -77,7 +77,7 @@ func (t Term) String() string {
 	}
 }
 
-// name is what the term is about.
+// name returns what the term is about.
 func (t Term) name() string {
 	switch t.kind {
 	case termVerdict:
@@ -105,7 +105,7 @@ func formatShare(share float64) string { return strconv.FormatFloat(share*100, '
 
 // ParseClause reads terms that are joined by "and":
 //
-//	MemoryPressure, DiskPressure, PIDPressure   what the thresholds come to
+//	MemoryPressure, DiskPressure, PIDPressure   by the thresholds
 //	memory.available < 100Mi                    any signal of a threshold, in its unit, or a share
 //	memory.some.avg60 > 20%                     cpu, memory or io; some or full; avg10, avg60 or avg300
 //	nodefs.readonly                             or imagefs.readonly

@@ -13,7 +13,7 @@ import (
 )
 
 // Value is an amount of a signal: either so many of its units, or a share of
-// its capacity. At most one field is set; the zero Value is no amount at all.
+// its capacity. At most one field is set; the zero Value is none.
 type Value struct {
 	// Quantity is in the signal's unit.
 	Quantity int64
@@ -116,10 +116,9 @@ func (t Threshold) String() string {
 	return b.String()
 }
 
-// Check says what is wrong with a threshold on a node with the capacity that
-// was observed: that it would always be met, or never, or could not be left
-// again. The kubelet accepts all three without a word. Check returns nil where
-// the signal was not observed.
+// Check returns what is wrong with a threshold on a node with the observed capacity: it
+// would always be met, or never, or could not be left again. The kubelet silently
+// accepts all three. Check returns nil if the signal was not observed.
 func (t Threshold) Check(obs probe.Observation) error {
 	if !obs.OK {
 		return nil

@@ -10,15 +10,15 @@ import (
 const (
 	// A burst must show at once, and a leak must show although the signal
 	// jitters: so there are two averages, and the one that shrinks faster counts.
-	// Memory jitters by megabytes from one look to the next; the fast average
+	// Memory jitters by megabytes from one sample to the next; the fast average
 	// makes at most jitter/2s of that, the slow one jitter/60s. A minute also
 	// evens out the steps in which a filesystem accounts for what is written,
 	// which come twice a minute.
 	fastSeconds, slowSeconds = 2, 60
 
-	// minStep is the least time over which a rate is measured. Events can cause
-	// two samples within microseconds; what a page or two would make of them is
-	// gigabytes per second.
+	// minStep is the least time over which a rate is measured. Events can cause two
+	// samples within microseconds, where a page or two would look like gigabytes per
+	// second.
 	minStep = 50 * time.Millisecond
 
 	// forgetAfter is how long a signal may go unread before what was known about
@@ -51,15 +51,14 @@ const (
 	// make a trend of its first page.
 	leastJitter = 1.0 / (1 << 20)
 
-	// hearsay is the weight of evidence below which an average is held back: the
-	// first 0.1 s of a history, taken alone, would make 3 GB/s of a step of
-	// 300 MB.
-	hearsay = 0.25
+	// minWeight is the weight of evidence below which an average is damped: alone, the
+	// first 0.1 s of a history would turn a step of 300 MB into 3 GB/s.
+	minWeight = 0.25
 )
 
 // trend follows one signal.
 type trend struct {
-	// begun says that there is a history, which ended with level at time.
+	// begun reports that there is a history; its last entry is level at time.
 	begun bool
 	time  time.Time
 	level float64
@@ -86,7 +85,7 @@ func (t *trend) observe(now time.Time, obs probe.Observation) {
 	elapsed := now.Sub(t.time)
 	switch {
 	case !obs.OK:
-		// A clock that was set back does not tell how long it has been.
+		// The clock was set back: how long it has been is unknown.
 		if obs.Err == nil || elapsed > forgetAfter || elapsed < 0 {
 			*t = trend{}
 		}
@@ -97,8 +96,8 @@ func (t *trend) observe(now time.Time, obs probe.Observation) {
 			mark: float64(obs.Available), capacity: float64(max(0, obs.Capacity)),
 		}
 	case elapsed < 0:
-		// The clock was set back. The averages are about rates, which remain
-		// true; only what happened since the last level cannot be told.
+		// The clock was set back. The averages are rates, which remain true; only the
+		// change since the last level is lost.
 		t.time, t.level = now, float64(obs.Available)
 	case elapsed >= minStep:
 		t.add(elapsed.Seconds(), float64(obs.Available))
@@ -111,8 +110,8 @@ func (t *trend) observe(now time.Time, obs probe.Observation) {
 func (t *trend) add(seconds, level float64) {
 	change, bar, slowShare := level-t.level, t.bar(), -math.Expm1(-seconds/slowSeconds)
 	if change < 0 {
-		// Whoever gives back 4 GB would hide for minutes that something else has
-		// begun to take it.
+		// Otherwise 4 GB that were given back would hide for minutes that something
+		// else has begun to take them.
 		if t.fast.moved(t.step, fastSeconds) > bar {
 			t.fast = average{}
 		}
@@ -178,8 +177,8 @@ func (t *trend) rate(now time.Time) float64 {
 	return min(fast, slow)
 }
 
-// still returns for how long the signal has not shrunk. What a clock that was set
-// back makes of that cannot be told, and counts as no time.
+// still returns for how long the signal has not shrunk; 0 if the clock was set back
+// meanwhile.
 func (t *trend) still(now time.Time) time.Duration { return max(0, now.Sub(t.shrank)) }
 
 // average is an exponentially weighted average over time. Each value has a share
@@ -194,8 +193,8 @@ func (a *average) add(value, share float64) {
 	a.weight += share * (1 - a.weight)
 }
 
-// value returns the average, held back while it is hearsay.
-func (a *average) value() float64 { return a.sum / max(a.weight, hearsay) }
+// value returns the average, damped while its weight is below minWeight.
+func (a *average) value() float64 { return a.sum / max(a.weight, minWeight) }
 
 // moved returns, for an average of rates, how far the signal has gone within its
 // memory: its time constant, or the last step if that was longer.

@@ -9,10 +9,9 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe"
 )
 
-// Unjudged returns an error for each condition that no snapshot since the start
-// was enough for, because a signal cannot be read: a path may be wrong. A signal
-// that this machine does not have is no such reason. The snapshot is the latest
-// that Observe was given.
+// Unjudged returns an error for each condition that no snapshot since the start could
+// decide because a signal cannot be read: a path may be wrong. A signal that this
+// machine does not have is no reason. The snapshot is the latest that Observe got.
 func (e *Evaluator) Unjudged(s *probe.Snapshot) []error {
 	var errs []error
 	for c := range e.holds {
@@ -31,8 +30,8 @@ func (e *Evaluator) Unjudged(s *probe.Snapshot) []error {
 	return errs
 }
 
-// Unjudged is what Evaluator's is. A condition that only needs a verdict is not
-// among them: the verdict's condition is.
+// Unjudged is as that of the Evaluator. A condition that needs a verdict only is not
+// reported; the verdict's condition is.
 func (j *Judge) Unjudged(s *probe.Snapshot, verdicts *[NumConditions]Verdict) []error {
 	var errs []error
 	for i := range j.rules {
@@ -54,8 +53,7 @@ func (j *Judge) Unjudged(s *probe.Snapshot, verdicts *[NumConditions]Verdict) []
 	return errs
 }
 
-// appendUnread adds a line that says why a figure cannot be read, if it is one that
-// there is.
+// appendUnread adds why a figure cannot be read, if this machine has it.
 func appendUnread(why []string, name string, err error) []string {
 	if err == nil || errors.Is(err, errors.ErrUnsupported) {
 		return why
