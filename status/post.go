@@ -32,10 +32,13 @@ func sleep(ctx context.Context, d time.Duration) bool {
 // one, reads the Node first. Paid is true if the pass has taken a token already.
 func (u *Updater) pass(ctx context.Context, paid bool) (wait time.Duration, err error) {
 	for attempt := range updateAttempts {
-		if wait, err = u.try(ctx, &paid); err == nil || ctx.Err() != nil || apierrors.IsNotFound(err) {
+		if wait, err = u.try(ctx, &paid); err == nil || apierrors.IsNotFound(err) {
 			return wait, err
 		}
 		u.doubt.Store(true)
+		if ctx.Err() != nil {
+			return wait, err
+		}
 		if !u.cfg.RetryRefused && refused(err) {
 			return u.cfg.UpdateFrequency, err
 		}

@@ -238,6 +238,43 @@ func TestUrgentChangeDoesNotWait(t *testing.T) {
 	})
 }
 
+// Where Run ends during a patch, the API server may have taken it: what is posted last is
+// compared with the Node as it is.
+func TestPostAfterInterruptedPatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.api.Put(func(*v1.Node) {})
+		ours := []Condition{{Type: Prefix + "Some", Status: v1.ConditionTrue, Reason: "Some", Message: "some"}}
+		cfg := s.config()
+		cfg.Registrar, cfg.Content = nil, contentFunc(func() []Condition { return ours })
+		u, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		s.api.Edit(func() {
+			s.api.Lose = func(verb string) error {
+				if verb != "PATCH" {
+					return nil
+				}
+				stop()
+				return ctx.Err()
+			}
+		})
+		if err := u.Run(ctx); !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+		s.api.Edit(func() { s.api.Lose = nil })
+		ours = nil
+		if err := u.Post(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if left := s.api.Current().Status.Conditions; len(left) > 0 {
+			t.Errorf("left on the Node: %+v", left)
+		}
+	})
+}
+
 func TestPostBeforeRegistration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)
