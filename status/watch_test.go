@@ -251,6 +251,8 @@ func TestSilentWatch(t *testing.T) {
 			s.api.Put(func(n *v1.Node) { n.Status.Conditions[3].Status = v1.ConditionUnknown })
 			s.sleep(5 * time.Second) // there may be a second between two watches
 			apitest.Diff(t, "mended", v1.ConditionTrue, s.condition("Ready").Status)
+			s.sleep(time.Hour)
+			apitest.Diff(t, "logs afterwards", []string{`level=INFO msg="watch of the node works again" node=node-1`}, s.logs.With("watch"))
 		})
 	})
 }
