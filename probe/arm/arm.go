@@ -44,8 +44,12 @@ type Limits struct {
 	plan    plan
 	levels  bpf.Levels
 	relied  []bool
+	logged  *logged // nil before the first line
 	opening [numFilesystems]deadline.Worker[opened]
 }
+
+// logged is what the log says of the limits.
+type logged struct{ watched, polled string }
 
 // New returns Limits of which none is watched yet.
 func New(cfg Config) *Limits {
@@ -93,9 +97,6 @@ func (l *Limits) arm(s *probe.Snapshot) {
 
 // log logs once per change which limits the kernel watches.
 func (l *Limits) log(err error) {
-	if !l.plan.changed() {
-		return
-	}
 	var watched, polled []string
 	for i := range l.plan.limits {
 		if limit := &l.plan.limits[i]; limit.watched {
@@ -104,7 +105,12 @@ func (l *Limits) log(err error) {
 			polled = append(polled, limit.threshold.String())
 		}
 	}
-	attrs := []any{"watched", strings.Join(watched, " "), "polled", strings.Join(polled, " ")}
+	now := logged{strings.Join(watched, " "), strings.Join(polled, " ")}
+	if l.logged != nil && *l.logged == now {
+		return
+	}
+	l.logged = &now
+	attrs := []any{"watched", now.watched, "polled", now.polled}
 	if err != nil {
 		attrs = append(attrs, "err", err)
 	}

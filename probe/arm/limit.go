@@ -17,7 +17,6 @@ type limit struct {
 	watched     bool  // the watch is in force, and its figure agrees with the samples
 	ahead       bool  // the kernel reports pressure that the sample does not show
 	drift       drift // of the kernel's figure
-	logged      bool  // watched, when that was logged last
 }
 
 // relied reports whether the kernel will send an event when the limit is crossed.

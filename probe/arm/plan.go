@@ -40,7 +40,6 @@ type plan struct {
 	tight            bool
 	at               time.Time              // when the watches were set last
 	paths            [numFilesystems]string // of the filesystems then
-	logged           bool                   // which of the limits are watched
 }
 
 func newPlan() plan { return plan{cpus: int64(runtime.NumCPU())} }
@@ -96,7 +95,6 @@ func (p *plan) reset(estimates []pressure.Estimate) {
 	for i := range estimates {
 		p.limits[i] = limit{threshold: estimates[i].Threshold, slot: -1}
 	}
-	p.logged = false
 }
 
 // compare finds the limits for which the kernel reports pressure and the sample shows
@@ -176,18 +174,6 @@ func (p *plan) verify(s *probe.Snapshot, levels *bpf.Levels) error {
 		}
 	}
 	return errors.Join(errs...)
-}
-
-// changed reports whether other limits are watched than when it was called last.
-func (p *plan) changed() bool {
-	changed := !p.logged
-	p.logged = true
-	for i := range p.limits {
-		l := &p.limits[i]
-		changed = changed || l.watched != l.logged
-		l.logged = l.watched
-	}
-	return changed
 }
 
 // paths returns where the filesystems of a snapshot are.
