@@ -17,7 +17,7 @@ Own is for nodes on which no kubelet runs.
 
 	nodeprobe run              watch the node until stopped
 	nodeprobe snapshot         sample; print it, and the Node that would be posted
-	nodeprobe preflight        report what works on this machine, and how to mend what does not
+	nodeprobe preflight        report what works on this machine, and how to fix what does not
 	nodeprobe config check F   check a configuration file
 	nodeprobe config default   print the default configuration, every field explained
 	nodeprobe cleanup          remove the conditions that mode augment has posted

@@ -18,12 +18,12 @@ func newPreflightCommand(p *paths) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{
 		Use:   "preflight",
-		Short: "Report what works on this machine, and how to mend what does not",
-		Long: `Report what works on this machine, and how to mend what does not.
+		Short: "Report what works on this machine, and how to fix what does not",
+		Long: `Report what works on this machine, and how to fix what does not.
 
 The exit code is 0 if everything works, and 3 if something is missing. Only a
 line that says "fails" keeps nodeprobe from doing its work; one that says
-"missing" costs the signal that it names, and one that says "off" is not wanted.`,
+"missing" costs the signal that it names, and "off" is turned off by configuration.`,
 		Args: usage(cobra.NoArgs),
 	}
 	addConfigFlags(cmd, &files)

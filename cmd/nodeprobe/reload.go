@@ -106,9 +106,9 @@ func (r *reloader) Run(ctx context.Context) error {
 func (r *reloader) fileState() fileState {
 	state, err := r.loader.look()
 	if err != nil {
-		r.log.Warn("cannot tell whether the configuration has changed", once.Failure, "configuration files", "err", err)
+		r.log.Warn("cannot check the configuration for changes", once.Failure, "configuration files", "err", err)
 	} else {
-		r.log.Info("configuration files can be looked at again", once.Recovery, "configuration files")
+		r.log.Info("configuration files can be checked again", once.Recovery, "configuration files")
 	}
 	return state
 }
@@ -130,7 +130,7 @@ func (r *reloader) reload() {
 	}
 	r.successful.Set(0)
 	for line := range strings.SplitSeq(err.Error(), "\n") {
-		r.log.Error("the new configuration is refused, the old one stays", "err", line)
+		r.log.Error("new configuration refused; keeping the old one", "err", line)
 	}
 }
 
@@ -154,13 +154,13 @@ func (r *reloader) take() error {
 	r.restart.Set(0)
 	if len(stuck) > 0 {
 		r.restart.Set(1)
-		r.log.Warn("fields of the new configuration need a restart, and stay as they are", "fields", strings.Join(stuck, " "))
+		r.log.Warn("changed fields of the configuration need a restart", "fields", strings.Join(stuck, " "))
 	}
 	if len(changed) == 0 {
 		r.log.Info("nothing else has changed in the configuration")
 		return nil
 	}
-	r.log.Info("the configuration is reloaded", "changed", strings.Join(changed, " "))
+	r.log.Info("configuration reloaded", "changed", strings.Join(changed, " "))
 	logRemarks(r.log, next.Remarks)
 	return nil
 }

@@ -98,9 +98,9 @@ func (r *reloading) hangup(said string) {
 }
 
 const (
-	saidReloaded = `msg="the configuration is reloaded"`
-	saidRefused  = `msg="the new configuration is refused, the old one stays"`
-	saidStuck    = `msg="fields of the new configuration need a restart, and stay as they are"`
+	saidReloaded = `msg="configuration reloaded"`
+	saidRefused  = `msg="new configuration refused; keeping the old one"`
+	saidStuck    = `msg="changed fields of the configuration need a restart"`
 )
 
 func TestReload(t *testing.T) {

@@ -81,7 +81,7 @@ func runAgent(cmd *cobra.Command, loader *loader, loaded *config.Loaded, opts ru
 	log := once.Logger(newLogger(logs, loaded.LogFormat, level))
 	kube.LogAtDebug(log)
 	if err := process.KeepThreads(spareThreads + runtime.GOMAXPROCS(0)); err != nil {
-		log.Warn("threads are not started ahead", "err", err)
+		log.Warn("cannot start spare threads", "err", err)
 	}
 	logRemarks(log, loaded.Remarks)
 
@@ -116,7 +116,7 @@ func runAgent(cmd *cobra.Command, loader *loader, loaded *config.Loaded, opts ru
 	}
 	logPaths(log, &cfg)
 	if err := process.RelaxTimers(); err != nil {
-		log.Debug("timer slack is not set", "err", err)
+		log.Debug("cannot set timer slack", "err", err)
 	}
 	if loaded.DropCapabilities {
 		process.DropPrivileges(d.agent.RearmBPF, log)

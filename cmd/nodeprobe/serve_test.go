@@ -87,7 +87,7 @@ func TestConfigz(t *testing.T) {
 	if err := syscall.Kill(syscall.Getpid(), syscall.SIGHUP); err != nil {
 		t.Fatal(err)
 	}
-	testtree.Eventually(t, "reload", func() bool { return strings.Contains(s.stderr.String(), "the configuration is reloaded") })
+	testtree.Eventually(t, "reload", func() bool { return strings.Contains(s.stderr.String(), "configuration reloaded") })
 	want["maxPods"], want["evictionPressureTransitionPeriod"] = 200.0, "30s"
 	want["statfsTimeout"] = "2s" // this one needs a restart
 	check("after a reload")

@@ -23,7 +23,7 @@ type trimmer struct{ timer *time.Timer }
 func newTrimmer(log *slog.Logger) trimmer {
 	return trimmer{time.AfterFunc(trimAfter, func() {
 		if err := process.Trim(); err != nil {
-			log.Debug("memory is not given back", "err", err)
+			log.Debug("cannot release memory", "err", err)
 		}
 	})}
 }

@@ -1,4 +1,4 @@
-// Package preflight reports what works on this machine, and how to mend what does not.
+// Package preflight reports what works on this machine, and how to fix what does not.
 package preflight
 
 import (
