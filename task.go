@@ -31,10 +31,6 @@ type pulse struct {
 // process, or its machine, was stopped for a while, the task has had no chance yet.
 const pulseGrace = 2 * time.Second
 
-// slack is how long a task may take from one beat to the next besides its calls, each of
-// which has a timeout.
-const slack = 10 * time.Second
-
 // task returns a task of which this is the pulse.
 func (p *pulse) task(name string, run func(context.Context) error) task {
 	p.name = name
