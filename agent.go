@@ -203,7 +203,7 @@ func (a *Agent) release() {
 	}
 }
 
-// Sample asks for a sample now, for somebody who looks. It does not block.
+// Sample requests a sample now, for a viewer. It does not block.
 func (a *Agent) Sample() { a.wake(probe.CauseView) }
 
 // Update asks for the setters to be run now: something that one of them sets has

@@ -17,7 +17,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/status/node"
 )
 
-// Mode says what an Agent may write to the API server.
+// Mode is what an Agent may write to the API server.
 type Mode string
 
 // Modes. There is no default that writes: which one is right depends on whether a

@@ -220,7 +220,7 @@ func (m *ownMode) adopt(existing *v1.Node) {
 	m.judged()
 }
 
-// seen tells the runtime which addresses the Node's pods have.
+// seen passes the Node's pod CIDR to the runtime.
 func (m *ownMode) seen(seen *v1.Node) { m.runtime.Configure(podCIDRs(seen)) }
 
 // runtimeChanged is called when the container runtime reports something else.
@@ -276,7 +276,7 @@ func (m *ownMode) reload(cfg *Config, s *probe.Snapshot) error {
 
 func (m *ownMode) update() { m.updater.Wake() }
 
-// record posts an Event, unless somebody else owns the node. Before the Node is
+// record posts an Event, unless another program owns the node. Before the Node is
 // registered, Events wait.
 func (m *ownMode) record(kind, reason, message string) {
 	if m.guard.StoodDown() == nil {

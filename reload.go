@@ -65,7 +65,7 @@ func (a *Agent) Reload(cfg Config) error {
 	a.judge.Reload(policy(&next))
 	a.sampler.SetInterval(next.SampleInterval)
 	a.inForce = next
-	a.mode.observe(&snapshot, true) // a condition of ours may be gone
+	a.mode.observe(&snapshot, true) // one of our conditions may be gone
 	a.wake(probe.CauseReload)
 	if fields := differing(&next, &cfg); len(fields) > 0 {
 		return &RestartError{fields}

@@ -36,7 +36,7 @@ type State struct {
 	Samples [probe.NumCauses]uint64
 
 	// Live are the Agent's tasks: one with an error is stuck, whether or not the API
-	// server can be reached. Whoever restarts the process for that may mend it.
+	// server can be reached. Restarting the process may fix it.
 	Live []Check
 	// Ready are Live, and whether the work reaches where it should: every condition
 	// could be judged, the status is posted, the Lease is renewed.

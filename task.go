@@ -17,7 +17,7 @@ type task struct {
 	alive func() error
 }
 
-// pulse tells a task that goes on from one that is stuck. A writer goes on while the
+// pulse shows whether a task goes on or is stuck. A writer goes on while the
 // API server is away: restarting it for that only makes things worse.
 type pulse struct {
 	name string // the task's

@@ -12,7 +12,7 @@ import (
 const Namespace = "kube-node-lease"
 
 // Leases reads and writes leases in Namespace. Errors are those of the API
-// server: a Heartbeater tells them apart with k8s.io/apimachinery's api/errors.
+// server: a Heartbeater classifies them with k8s.io/apimachinery's api/errors.
 // A call must end when its context does. It must neither change nor keep the lease
 // that it is passed, and the caller may change the one that it returns.
 type Leases interface {

@@ -78,7 +78,7 @@ func (c *Conditions) Draft(_ context.Context, old *v1.Node, now time.Time, due b
 }
 
 // SetConditions sets conditions of our own on a Node that is about to be posted, by the
-// rules of Conditions: one that somebody else wrote is left alone, with an error. Those
+// rules of Conditions: one that another client wrote is left alone, with an error. Those
 // that the field manager wrote and that obsolete reports true for are removed, unless
 // they are among the conditions. It returns the Events that the change is worth.
 func SetConditions(node *v1.Node, conditions []Condition, fieldManager string, now time.Time, obsolete func(kind string) bool) ([]Event, error) {

@@ -30,7 +30,7 @@ func (u *Updater) Gone() error {
 	return nil
 }
 
-// replaced reports whether the last known Node is one that somebody else made after
+// replaced reports whether the last known Node is one that another client made after
 // the registered one was deleted. What registration owns may be missing there.
 func (u *Updater) replaced() bool {
 	node := u.Node()

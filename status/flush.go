@@ -29,7 +29,7 @@ func (u *Updater) Flush(ctx context.Context) error {
 	}
 }
 
-// flushes tells calls of Flush apart from the attempts that began before them. The zero
+// flushes distinguishes calls of Flush from attempts that began before them. The zero
 // value is ready to use.
 type flushes struct {
 	mu      sync.Mutex

@@ -19,7 +19,7 @@ import (
 
 // Updater follows a Node, keeps a Content posted on it, and registers it if a Registrar
 // is given. That happens once: a Node that is deleted afterwards stays deleted until a
-// restart. If somebody else creates one of that name, its status is posted as before,
+// restart. If another client creates one of that name, its status is posted as before,
 // and what registration owns on it is mended.
 type Updater struct {
 	cfg     Config

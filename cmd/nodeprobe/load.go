@@ -40,7 +40,7 @@ func (l *loader) load() (*config.Loaded, error) {
 	return result.loaded, cmp.Or(err, result.err)
 }
 
-// fileState tells one state of the files from another.
+// fileState identifies a state of the files.
 type fileState struct {
 	text    string // "" if it is not known
 	written time.Time

@@ -25,7 +25,7 @@ const (
 	exitFailed     = 1 // the command could not do its work
 	exitUsage      = 2 // the command line or the configuration is wrong
 	exitIncomplete = 3 // snapshot, preflight: something could not be read
-	exitOccupied   = 4 // run: somebody else looks after the node; not to be tried again and again
+	exitOccupied   = 4 // run: another program owns the node; do not restart
 )
 
 // exitError is an error with an exit code of its own.

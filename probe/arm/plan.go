@@ -26,7 +26,7 @@ const (
 )
 
 // plan decides which watches the kernel should have. It is pure: what it is decided from
-// comes in with the call, and whoever calls sets the watches.
+// comes in with the call, and the caller sets the watches.
 //
 //	due, again := step(input)
 //	if due: set the watches that limits want, each in its slot; armed(err); verify(levels)

@@ -18,7 +18,7 @@ const (
 	defaultTimeout       = 10 * time.Second
 )
 
-// Config says which runtime to ask, and how often.
+// Config is which runtime to call, and how often.
 type Config struct {
 	// Endpoint is the runtime's socket, in any form that SocketPath takes. "" means
 	// that the node has no runtime.

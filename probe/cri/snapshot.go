@@ -10,11 +10,11 @@ import (
 // It is a plain value. Its slices are never changed after they are made, and may
 // be shared; do not change them.
 //
-// The reply to a call stays when a later call fails: Reads tells how old it is.
+// The reply to a call stays when a later call fails: Reads shows how old it is.
 // What no call has reported yet is the zero value, and the time of its read is
 // zero.
 type Snapshot struct {
-	// Endpoint is where the runtime is asked: Config.Endpoint. Where it is ""
+	// Endpoint is where the runtime is called: Config.Endpoint. Where it is ""
 	// there is no runtime, and nothing else in here means anything.
 	Endpoint string
 	// PodCIDR is the latest value of Configure's that the runtime accepted.
@@ -65,7 +65,7 @@ type Read struct {
 	// Time is when the call was last answered, with a monotonic reading; zero if
 	// it never was.
 	Time time.Time
-	// Err says why the latest attempt failed; nil if it did not. It names the
+	// Err is why the latest attempt failed; nil if it did not. It names the
 	// call and the endpoint.
 	Err error
 }

@@ -85,7 +85,7 @@ func (s *stallSource) openIn(procfs string) (int, string, error) {
 	if err != nil {
 		return -1, "", &fs.PathError{Op: "open", Path: path, Err: err}
 	}
-	// What follows writes, and must not change somebody's copy of /proc.
+	// What follows writes, and must not change a copy of /proc.
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(fd, &st); err != nil || st.Type != unix.PROC_SUPER_MAGIC {
 		unix.Close(fd)
@@ -139,7 +139,7 @@ func (s *stallSource) remedy(err error) string {
 	case errors.Is(err, unix.EIO):
 		return "run Linux 5.2 or later"
 	case errors.Is(err, unix.EBUSY):
-		return "none: somebody else has set a trigger on the same open file; report this"
+		return "none: another program has set a trigger on the same open file; report this"
 	}
 	return ""
 }

@@ -122,11 +122,11 @@ func subtract(a *resource.Quantity, b resource.Quantity) {
 	}
 }
 
-// foreign reports whether somebody else sets a resource: names that are computed here
+// foreign reports whether another client sets a resource: names that are computed here
 // have no domain.
 func foreign(name v1.ResourceName) bool { return strings.Contains(string(name), "/") }
 
-// byCapacityAlone reports, by metadata.managedFields, whether somebody else writes a
+// byCapacityAlone reports, by metadata.managedFields, whether another client writes a
 // resource's capacity and leaves allocatable to us. A kubelet's allocatable follows such
 // a capacity as it grows.
 func byCapacityAlone(node *v1.Node, name v1.ResourceName, fieldManager string) bool {

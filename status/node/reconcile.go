@@ -11,7 +11,7 @@ import (
 )
 
 // reconciledLabels are those that registration mends on a Node that exists. All others
-// belong to whoever set them.
+// belong to the client that set them.
 var reconciledLabels = []string{
 	v1.LabelHostname,
 	v1.LabelTopologyZone, v1.LabelTopologyRegion,

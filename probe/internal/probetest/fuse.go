@@ -131,7 +131,7 @@ func (f *FUSE) serve() error {
 	}
 }
 
-// isThread says whether this process has the thread.
+// isThread reports whether this process has the thread.
 func isThread(id uint32) bool {
 	_, err := os.Stat(fmt.Sprintf("/proc/self/task/%d", id))
 	return err == nil

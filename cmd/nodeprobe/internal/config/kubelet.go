@@ -200,7 +200,7 @@ func (o *overlay) decideHard(standard map[string]string) {
 		main := patches[0]
 		patches = patches[1:]
 		// {} can mean nothing but no thresholds, and an explicit false nothing but no
-		// defaults; all else may be a surprise to whoever wrote it.
+		// defaults; anything else may surprise its author.
 		o.literal = o.merge == nil && len(main.entries) == 0 || o.merge != nil && !*o.merge
 		if o.literal {
 			ours = nil

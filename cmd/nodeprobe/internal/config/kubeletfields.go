@@ -4,7 +4,7 @@ import "strings"
 
 // kubeletFields are the fields of a KubeletConfiguration (v1beta1 of Kubernetes
 // 1.36). Those that our own configuration has too mean the same there, and are
-// taken. The others are listed so that a misspelled field can be told from them.
+// taken. The others are listed to recognize misspelled fields.
 const kubeletFields = `
 address allowedUnsafeSysctls authentication authorization cgroupDriver
 cgroupRoot cgroupsPerQOS clusterDNS clusterDomain

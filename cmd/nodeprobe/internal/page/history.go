@@ -94,8 +94,8 @@ func (h *History) points() []point {
 }
 
 // historyView is the response of GET /api/v1/history: columns with one entry for each
-// time. An entry is null if the figure could not be read. [History] says what the
-// figures are.
+// time. An entry is null if the figure could not be read. [History] documents the
+// figures.
 type historyView struct {
 	Time []time.Time `json:"time"`
 	// Available is by signal, in the signal's unit.

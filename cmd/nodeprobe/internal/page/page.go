@@ -37,7 +37,7 @@ type Config struct {
 	Version string
 	// State returns the current state, such as [nodeprobe.Agent.State].
 	State func() nodeprobe.State
-	// Sample asks for a sample soon, because somebody is looking. It must not block.
+	// Sample asks for a sample soon, because the page is being looked at. It must not block.
 	Sample func()
 	// History holds the last ten minutes.
 	History *History
@@ -71,10 +71,10 @@ var pagePolicy = sync.OnceValue(func() string {
 })
 
 // lookPeriod is how often a page and a live table are drawn again. A sample older
-// than that is out of date for somebody who is looking.
+// than that is out of date for a viewer.
 const lookPeriod = time.Second
 
-// current returns the report for a request. Whoever looks will look again: if the
+// current returns the report for a request. A viewer will look again: if the
 // sample is old, a new one is taken by then. Before the first sample it responds with
 // an error itself.
 func (p *Page) current(w http.ResponseWriter) (r report, ok bool) {
