@@ -28,7 +28,7 @@ type State struct {
 	// Own leaves out those that only repeat a verdict, as on the Node.
 	Verdicts   [pressure.NumConditions]pressure.Verdict
 	Conditions []pressure.Finding
-	// Estimates tell when each of Config.Thresholds will be reached.
+	// Estimates are when each of Config.Thresholds will be reached.
 	Estimates []pressure.Estimate
 	// Hooks are the kernel programs, and why some are missing.
 	Hooks []bpf.Hook

@@ -204,7 +204,7 @@ func (g *Guard) renewed(lease *coordinationv1.Lease, now time.Time) (alive, unsu
 	case writer != "" && (again || age < good && age > -good):
 		return fmt.Errorf("%s renewed its lease %s ago", writer, max(age, 0).Round(time.Second)), nil
 	case age < good && now.Sub(g.since) < good:
-		return nil, fmt.Errorf("%s renewed the lease at %s: waiting %s to see if it does so again",
+		return nil, fmt.Errorf("%s renewed the lease at %s: waiting for %s to see if it does so again",
 			cmp.Or(writer, "an unknown client"), at.Format(time.RFC3339), good)
 	}
 	return nil, nil

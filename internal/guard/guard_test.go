@@ -187,7 +187,7 @@ func TestGuardAtStart(t *testing.T) {
 			"kubelet's label":                            {&stored{node: writtenBy("kubelet", "", time.Second)}, "", ""},
 			"someone else's condition":                   {&stored{node: writtenBy("node-problem-detector", "status", time.Second)}, "", ""},
 			"we have been restarted":                     {&stored{lease: renewedBy("nodeprobe", time.Second), node: writtenBy("nodeprobe", "status", time.Second)}, "", ""},
-			"it is not told who":                         {&stored{lease: renewedBy("", time.Second)}, "", "an unknown client renewed the lease at 1999-12-31T23:59:59Z: waiting 40s to see if it does so again"},
+			"it is not told who":                         {&stored{lease: renewedBy("", time.Second)}, "", "an unknown client renewed the lease at 1999-12-31T23:59:59Z: waiting for 40s to see if it does so again"},
 			"nor was it lately":                          {&stored{lease: renewedBy("", time.Minute)}, "", ""},
 			"lease was never renewed":                    {&stored{lease: &coordinationv1.Lease{}}, "", ""},
 			"its clock is ahead":                         {&stored{node: writtenBy("kubelet", "status", -2*time.Second)}, "kubelet wrote its status 0s ago", "lease and node have not been read"},
