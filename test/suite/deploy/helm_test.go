@@ -198,6 +198,22 @@ func TestHelmInstalled(t *testing.T) {
 	})
 }
 
+// However a web configuration file is named, probes do not need what it asks for.
+func TestHelmProbes(t *testing.T) {
+	helm := helm(t)
+	chart := filepath.Join(build.RootForTest(t), "deploy", "helm", "nodeprobe")
+	for _, set := range []string{
+		"config.webConfigFile=/x", "probes.scheme=HTTPS,config.webConfigFile=/x",
+		"extraArgs={--web.config.file=/x}", `extraArgs={--table=off,--web.config.file,/x}`,
+	} {
+		ds, config := parse(t, run(t, nil, helm, "template", "nodeprobe", chart, "--set="+set))
+		checkHealthPort(t, &ds.Spec.Template.Spec.Containers[0])
+		if !strings.Contains(config, "webHealthListenAddress: :9733") {
+			t.Errorf("%s: no port for probes is served:\n%s", set, config)
+		}
+	}
+}
+
 // Values that cannot work are refused before anything is installed.
 func TestHelmRefuses(t *testing.T) {
 	helm := helm(t)
@@ -210,8 +226,10 @@ func TestHelmRefuses(t *testing.T) {
 		"mode=own,config.impersonateNode=false":                  "mode own needs config.impersonateNode or config.kubeconfig",
 		"mode=observe,config.shadow=true":                        "config.shadow in mode observe needs config.kubeconfig",
 		"config.webListenAddress=":                               "config.webListenAddress is required: Prometheus scrapes it",
-		"config.webConfigFile=/x,config.webHealthListenAddress=": "config.webConfigFile needs config.webHealthListenAddress, for the pod's probes",
+		"config.webConfigFile=/x,config.webHealthListenAddress=": "a web configuration file needs config.webHealthListenAddress, for the pod's probes",
 		"config.webHealthListenAddress=:1":                       "",
+		"probes.scheme=HTTP":                                     "", // a default of earlier charts, which --reuse-values keeps
+		"probes.scheme=HTTPS,config.webConfigFile=/x":            "",
 	} {
 		out, err := exec.CommandContext(t.Context(), helm, "template", chart, "--set="+set).CombinedOutput()
 		if refused := err != nil; refused != (want != "") || !bytes.Contains(out, []byte(want)) {

@@ -29,14 +29,19 @@ nodeAffinity:
       - {key: type, operator: NotIn, values: [virtual-kubelet]}
 {{- end }}
 
+{{- /* Whether there is a web configuration file: it may require users or client certificates, and a kubelet's probes
+have neither. */}}
+{{- define "nodeprobe.guarded" -}}
+{{- if or .Values.config.webConfigFile (join " " .Values.extraArgs | contains "--web.config.file") }}true{{ end }}
+{{- end }}
+
 {{- /* The configuration, over what the mode needs. */}}
 {{- define "nodeprobe.config" -}}
 {{- $config := dict "apiVersion" "nodeprobe.dev/v1alpha1" "kind" "NodeProbeConfiguration" "webListenAddress" ":9732" }}
 {{- if eq .Values.mode "own" }}
 {{- $config = merge $config (dict "impersonateNode" (not .Values.config.kubeconfig) "registerNode" false "containerRuntimeEndpoint" "") }}
 {{- end }}
-{{- /* A web configuration file may require users or client certificates, and a kubelet's probes have neither. */}}
-{{- if .Values.config.webConfigFile }}
+{{- if include "nodeprobe.guarded" . }}
 {{- $config = merge $config (dict "webHealthListenAddress" ":9733") }}
 {{- end }}
 {{- mergeOverwrite $config (deepCopy .Values.config) (dict "mode" .Values.mode) | toYaml }}
