@@ -80,20 +80,16 @@ func TestReload(t *testing.T) {
 // fieldErrorsOf returns the *FieldErrors in an error, by field.
 func fieldErrorsOf(err error) map[string]*FieldError {
 	found := map[string]*FieldError{}
-	var walk func(error)
-	walk = func(err error) {
-		switch e := err.(type) {
-		case *FieldError:
-			found[e.Field] = e
-		case interface{ Unwrap() []error }:
-			for _, err := range e.Unwrap() {
-				walk(err)
+	if joined, ok := errors.AsType[interface {
+		error
+		Unwrap() []error
+	}](err); ok {
+		for _, err := range joined.Unwrap() {
+			if field, ok := errors.AsType[*FieldError](err); ok {
+				found[field.Field] = field
 			}
-		case interface{ Unwrap() error }:
-			walk(e.Unwrap())
 		}
 	}
-	walk(err)
 	return found
 }
 
