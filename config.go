@@ -94,7 +94,7 @@ type Config struct {
 	// upgrade must not change it. DefaultFieldManager if empty. It may not contain
 	// "kubelet": the guard would take it for one.
 	FieldManager string
-	// Version is that of your program, for the user agent.
+	// Version is that of your program, for the user agent. v0.0.0 if empty.
 	Version string
 
 	// StatusUpdateFrequency is the time between two passes of the setters that nothing
@@ -137,7 +137,8 @@ type Config struct {
 	RuntimeEndpoint, ImageEndpoint string
 	// MaxImages is how many of its images the Node shows; -1 is all.
 	MaxImages int
-	// KubeletVersion and Port are what the Node shows as the kubelet's.
+	// KubeletVersion and Port are what the Node shows as the kubelet's. The version must
+	// be a semantic one; it is Version if empty.
 	KubeletVersion string
 	Port           int32
 	// ShutdownGracePeriod is how long a shutdown of the machine is delayed, through

@@ -5,10 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"path/filepath"
 	"slices"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -65,8 +68,12 @@ func (c *Config) Validate() error {
 	if c.ConditionHeartbeat != 0 {
 		f.check("ConditionHeartbeat", "", atLeast(c.ConditionHeartbeat, 10*time.Second))
 	}
+	validThresholds(&f, "Thresholds", c.Thresholds)
 	c.validateConditions(&f)
 	f.check("FieldManager", "", fieldManager(c.FieldManager))
+	if !sendable(c.Version) {
+		f.check("Version", "", fmt.Errorf("%q cannot be part of a user agent: use printable characters", cut(c.Version)))
+	}
 	if c.writesOrReads() && c.API == nil {
 		f.check("API", "", fmt.Errorf("mode %s needs an API server", c.Mode))
 	}
@@ -99,13 +106,12 @@ func (c *Config) validateNode(f *fieldErrors) {
 	for _, name := range slices.Sorted(maps.Keys(c.VolumeLimits)) {
 		f.check("VolumeLimits", string(name), cmp.Or(qualifiedName(string(name)), atLeast(c.VolumeLimits[name], 0)))
 	}
-	if len(c.NodeIPs) > 2 {
-		f.check("NodeIPs", "", fmt.Errorf("%d addresses; one, or one of each family", len(c.NodeIPs)))
-	}
+	f.check("NodeIPs", "", nodeIPs(c.NodeIPs))
 	f.check("MaxPods", "", atLeast(c.MaxPods, 0))
 	f.check("PodsPerCore", "", atLeast(c.PodsPerCore, 0))
 	reserved(f, "SystemReserved", c.SystemReserved)
 	reserved(f, "KubeReserved", c.KubeReserved)
+	validThresholds(f, "EvictionReserved", c.EvictionReserved)
 	f.check("RuntimeEndpoint", "", socket(c.RuntimeEndpoint))
 	f.check("ImageEndpoint", "", socket(c.ImageEndpoint))
 	if c.ImageEndpoint != "" && c.RuntimeEndpoint == "" {
@@ -113,8 +119,9 @@ func (c *Config) validateNode(f *fieldErrors) {
 	}
 	f.check("MaxImages", "", atLeast(c.MaxImages, -1))
 	if c.KubeletVersion != "" {
-		_, err := utilversion.ParseSemantic(c.KubeletVersion)
-		f.check("KubeletVersion", "", err)
+		if _, err := utilversion.ParseSemantic(c.KubeletVersion); err != nil {
+			f.check("KubeletVersion", "", fmt.Errorf("%q is not a semantic version such as v1.36.0", cut(c.KubeletVersion)))
+		}
 	}
 	f.check("Port", "", between(c.Port, 1, 65535))
 	f.check("ShutdownGracePeriod", "", between(c.ShutdownGracePeriod, 0, time.Hour))
@@ -206,10 +213,44 @@ func cut(value string) string {
 
 func fieldManager(name string) error {
 	switch {
-	case strings.ContainsAny(name, "/ ") || len(name) > 128:
-		return fmt.Errorf("%q is not a field manager: use one word of at most 128 characters without '/'", name)
+	case strings.ContainsAny(name, "/ ") || len(name) > 128 || !sendable(name):
+		return fmt.Errorf("%q is not a field manager: use one word of at most 128 characters without '/'", cut(name))
 	case strings.Contains(name, "kubelet"):
 		return fmt.Errorf("%q would be taken for a kubelet; choose another name", name)
+	}
+	return nil
+}
+
+// sendable reports whether text can be sent in a header. Of a field manager, the API
+// server drops all else.
+func sendable(text string) bool {
+	return utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) })
+}
+
+// validThresholds checks those that Parse may not have made. The same twice would be two
+// series of metrics with one name.
+func validThresholds(f *fieldErrors, field string, list []pressure.Threshold) {
+	for i, t := range list {
+		err := t.Validate()
+		if err == nil && slices.Contains(list[:i], t) {
+			err = fmt.Errorf("a second threshold %v", t)
+		}
+		f.check(field, fmt.Sprint(i), err)
+	}
+}
+
+// nodeIPs checks that there is none, one, or one of each family.
+func nodeIPs(ips []net.IP) error {
+	for _, ip := range ips {
+		if ip.To16() == nil {
+			return fmt.Errorf("%q is not an IP address", ip.String())
+		}
+		if len(ips) > 1 && ip.IsUnspecified() {
+			return fmt.Errorf("%s stands for any address of its family, and must stand alone", ip)
+		}
+	}
+	if len(ips) > 2 || len(ips) == 2 && (ips[0].To4() == nil) == (ips[1].To4() == nil) {
+		return fmt.Errorf("%d addresses; give one, or one of each family", len(ips))
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package nodeprobe
 
 import (
 	"errors"
+	"math"
 	"net"
 	"reflect"
 	"strings"
@@ -85,6 +86,20 @@ func TestValidate(t *testing.T) {
 		{"API", func(c *Config) { c.API = nil }, "API: mode own needs an API server"},
 		{"FieldManager", func(c *Config) { c.FieldManager = "my-kubelet" }, "would be taken for a kubelet"},
 		{"FieldManager", func(c *Config) { c.FieldManager = "a/b" }, "is not a field manager"},
+		{"FieldManager", func(c *Config) { c.FieldManager = "edge\nagent" }, `"edge\nagent" is not a field manager`},
+		{"FieldManager", func(c *Config) { c.FieldManager = "edge\xffagent" }, "is not a field manager"},
+		{"Version", func(c *Config) { c.Version = "v1.2.3\n" }, `Version: "v1.2.3\n" cannot be part of a user agent`},
+		{"Thresholds", func(c *Config) { c.Thresholds = []pressure.Threshold{{Signal: 200}} }, "Thresholds[0]: there is no signal 200"},
+		{"Thresholds", func(c *Config) { c.Thresholds = []pressure.Threshold{{Grace: -1}} }, "Thresholds[0]: memory.available: grace period -1ns"},
+		{"Thresholds", func(c *Config) { c.Thresholds = []pressure.Threshold{{Value: pressure.Value{Percentage: 10}}} }, "value must be a quantity, or a percentage from 0 to 1"},
+		{"Thresholds", func(c *Config) {
+			c.Thresholds = []pressure.Threshold{{Value: pressure.Value{Quantity: 1, Percentage: .1}}}
+		}, "value must be"},
+		{"Thresholds", func(c *Config) {
+			c.Thresholds = []pressure.Threshold{{MinReclaim: pressure.Value{Percentage: float32(math.NaN())}}}
+		}, "minimum reclaim must be"},
+		{"Thresholds", func(c *Config) { c.Thresholds = append(c.Thresholds, c.Thresholds[0]) }, "a second threshold memory.available<100Mi"},
+		{"EvictionReserved", func(c *Config) { c.EvictionReserved = []pressure.Threshold{{Signal: 200}} }, "EvictionReserved[0]: there is no signal 200"},
 		{"StatusUpdateFrequency", func(c *Config) { c.StatusUpdateFrequency = 0 }, "0s is less than 1s"},
 		{"StatusReportFrequency", func(c *Config) { c.StatusReportFrequency = 0 }, "0s is less than 1s"},
 		{"LeaseDuration", func(c *Config) { c.LeaseDuration = 1500 * time.Millisecond }, "1.5s is not a whole number of seconds"},
@@ -95,7 +110,10 @@ func TestValidate(t *testing.T) {
 		{"Taints", func(c *Config) { c.Taints = []v1.Taint{{Key: "k", Effect: "Never"}} }, `Taints[0]: effect: "Never" is not`},
 		{"Taints", func(c *Config) { c.Taints = []v1.Taint{taint, taint} }, "Taints[1]: a second taint"},
 		{"VolumeLimits", func(c *Config) { c.VolumeLimits["x"] = -1 }, "VolumeLimits[x]: -1 is less than 0"},
-		{"NodeIPs", func(c *Config) { c.NodeIPs = make([]net.IP, 3) }, "NodeIPs: 3 addresses"},
+		{"NodeIPs", func(c *Config) { c.NodeIPs = []net.IP{net.IPv6loopback, net.IPv4bcast, net.IPv4allsys} }, "NodeIPs: 3 addresses"},
+		{"NodeIPs", func(c *Config) { c.NodeIPs = []net.IP{net.IPv4bcast, net.IPv4allsys} }, "NodeIPs: 2 addresses; give one, or one of each family"},
+		{"NodeIPs", func(c *Config) { c.NodeIPs = []net.IP{nil} }, `NodeIPs: "<nil>" is not an IP address`},
+		{"NodeIPs", func(c *Config) { c.NodeIPs = []net.IP{net.IPv4allsys, net.IPv6zero} }, "NodeIPs: :: stands for any address"},
 		{"MaxPods", func(c *Config) { c.MaxPods = -1 }, "MaxPods: -1"},
 		{"PodsPerCore", func(c *Config) { c.PodsPerCore = -1 }, "PodsPerCore: -1"},
 		{"SystemReserved", func(c *Config) { c.SystemReserved["gpu"] = resource.MustParse("1") }, `SystemReserved[gpu]: "gpu" is not "cpu"`},
@@ -103,7 +121,7 @@ func TestValidate(t *testing.T) {
 		{"RuntimeEndpoint", func(c *Config) { c.RuntimeEndpoint = "tcp://x:1" }, "RuntimeEndpoint: "},
 		{"ImageEndpoint", func(c *Config) { c.RuntimeEndpoint = "" }, "ImageEndpoint: is set, but the endpoint of the container runtime is not"},
 		{"MaxImages", func(c *Config) { c.MaxImages = -2 }, "MaxImages: -2 is less than -1"},
-		{"KubeletVersion", func(c *Config) { c.KubeletVersion = "new" }, "KubeletVersion: "},
+		{"KubeletVersion", func(c *Config) { c.KubeletVersion = "new" }, `KubeletVersion: "new" is not a semantic version`},
 		{"Port", func(c *Config) { c.Port = 0 }, "Port: 0 is less than 1"},
 		{"ShutdownGracePeriod", func(c *Config) { c.ShutdownGracePeriod = 2 * time.Hour }, "ShutdownGracePeriod: 2h0m0s is more than 1h0m0s"},
 		{"Setters", func(c *Config) { c.Setters = []Setter{nil} }, "Setters[0]: is nil"},

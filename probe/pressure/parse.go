@@ -209,7 +209,8 @@ func (p *parser) result() ([]Threshold, []Note, error) {
 			cmp.Compare(a.MinReclaim.Percentage, b.MinReclaim.Percentage),
 		)
 	})
-	return p.thresholds, p.notes, nil
+	// The same from two fields is one: each has a series of metrics of its own.
+	return slices.Compact(p.thresholds), p.notes, nil
 }
 
 // parseThreshold reads an entry of evictionHard or evictionSoft. It returns false for an

@@ -40,6 +40,18 @@ func TestParse(t *testing.T) {
 			},
 		},
 		{
+			name: "the same twice",
+			config: Config{
+				Hard: entries{"memory.available": "1Gi", "allocatableMemory.available": "1Gi"}, Soft: entries{"memory.available": "1024Mi"},
+				SoftGracePeriod: entries{"memory.available": "0s"}, EnforceNodeAllocatable: []string{"pods"},
+			},
+			want: []Threshold{
+				{Signal: memory, Value: Value{Quantity: 1024 * mi}},
+				{Signal: probe.AllocatableMemoryAvailable, Value: Value{Quantity: 1024 * mi}},
+			},
+			notes: []string{"evictionSoft[memory.available]: a soft threshold without a grace period is a hard one"},
+		},
+		{
 			name: "all memory eviction values in percentages",
 			config: Config{
 				Hard: entries{"memory.available": "10%"}, Soft: entries{"memory.available": "30%"},

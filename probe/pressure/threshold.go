@@ -116,6 +116,27 @@ func (t Threshold) String() string {
 	return b.String()
 }
 
+// Validate returns what is wrong with a threshold wherever it is used, or nil. Parse
+// returns none of that kind.
+func (t Threshold) Validate() error {
+	switch {
+	case int(t.Signal) >= probe.NumSignals:
+		return fmt.Errorf("there is no signal %d; take one of package probe", t.Signal)
+	case t.Grace < 0:
+		return fmt.Errorf("%v: grace period %v is negative", t.Signal, t.Grace)
+	case !t.Value.valid() || t.Value.Percentage > 1:
+		return fmt.Errorf("%v: value must be a quantity, or a percentage from 0 to 1, and not be negative", t.Signal)
+	case !t.MinReclaim.valid():
+		return fmt.Errorf("%v: minimum reclaim must be a quantity or a percentage, and not be negative", t.Signal)
+	}
+	return nil
+}
+
+// valid reports whether at most one field is set, and none is negative.
+func (v Value) valid() bool {
+	return v.Quantity >= 0 && v.Percentage >= 0 && (v.Quantity == 0 || v.Percentage == 0) && !math.IsInf(float64(v.Percentage), 0)
+}
+
 // Check returns what is wrong with a threshold on a node with the observed capacity: it
 // would always be met, or never, or could not be left again. The kubelet silently
 // accepts all three. Check returns nil if the signal was not observed.

@@ -219,7 +219,7 @@ volumeLimitsFromCSINode: maybe
 			`:8: imageDirectories[1]: "b" is not an absolute path`,
 		}},
 		{"ports", header + "webListenAddress: 127.0.0.1:99999\n", []string{`:3: webListenAddress: "99999" is not a port in "127.0.0.1:99999"; use a number from 0 to 65535`}},
-		{"a version", header + "kubeletVersion: nodeprobe\n", []string{`:3: kubeletVersion: could not parse "nodeprobe" as version`}},
+		{"a version", header + "kubeletVersion: nodeprobe\n", []string{`:3: kubeletVersion: "nodeprobe" is not a semantic version such as v1.36.0`}},
 		{"tab", header + "evictionHard:\n\tmemory.available: 5%\n", []string{`:4: found character that cannot start any token: the line is indented with a tab; use spaces`}},
 		{"not closed", "# comment\n\n" + header + "mode: [own\nbpf: off\n", []string{`:5: did not find expected ',' or ']'`}},
 		{"indentation", "# comment\n\n" + header + "mode: own\n bpf: off\n", []string{`:6: mapping values are not allowed in this context: bpf is indented further than mode in line 5, which has a value and can have no fields`}},
