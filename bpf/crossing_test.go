@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A figure that is between the thresholds tells nobody anything, whatever it does.
+// A figure that is between the thresholds causes no event, however it moves.
 func TestDanceIsSilent(t *testing.T) {
 	s := open(t, Tasks, Pressure)
 	watch(t, s, Watch{Figure: MemAvailable, Below: never, Above: always, MaxRate: maxRate})

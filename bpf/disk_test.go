@@ -193,7 +193,7 @@ func TestReadOnlyIsAnEdge(t *testing.T) {
 	d := newDisk(t)
 	d.watch(s)
 	d.mount(unix.MS_REMOUNT|unix.MS_RDONLY, "")
-	// Each of the two watches tells.
+	// Each of the two watches reports it.
 	wantEvent(t, s, Event{Kind: ReadOnly, Watch: 0, Seq: 1, On: true})
 	wantEvent(t, s, Event{Kind: ReadOnly, Watch: 1, Seq: 1, On: true})
 	if l := levels(s); !l.Watches[0].ReadOnly.On() || l.Watches[0].Stale != 0 || l.Watches[0].Pressure != 0 {
@@ -267,7 +267,7 @@ func TestUnmountMakesStale(t *testing.T) {
 	}
 }
 
-// Unmounted lazily, a filesystem lives on in whoever has a file of it open.
+// Unmounted lazily, a filesystem lives on while a process has one of its files open.
 func TestLazyUnmount(t *testing.T) {
 	s := open(t, Pressure)
 	d := newDisk(t)

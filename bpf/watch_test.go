@@ -235,7 +235,7 @@ func TestExtremeThresholds(t *testing.T) {
 	}
 }
 
-// As when somebody lowers kernel.pid_max below what is in use, and raises it
+// As when an administrator lowers kernel.pid_max below what is in use, and raises it
 // again: each is an event at once.
 func TestTotalChanges(t *testing.T) {
 	s := open(t, Tasks, Pressure)
@@ -274,7 +274,7 @@ func TestEventsOfReplacedWatches(t *testing.T) {
 	}
 }
 
-// What two CPUs noticed at once is told once.
+// What two CPUs noticed at once is reported once.
 func TestDuplicateEvents(t *testing.T) {
 	s := open(t, Tasks, Pressure)
 	e := Event{Kind: Crossing, Watch: 3, Seq: 5}

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// Run goes on whatever the API server does, and tells so in time.
+// Run goes on whatever the API server does, and reports so in time.
 func TestAlive(t *testing.T) {
 	for _, test := range []struct {
 		name string

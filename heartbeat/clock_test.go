@@ -8,7 +8,7 @@ import (
 
 // A wall clock that is set, by an hour in either direction and at any renewal:
 // renew times go forward by as much as time has passed, or jump with the clock,
-// and never back. Somebody else's renewal stays fresh for as long as it is.
+// and never back. Another client's renewal stays fresh for as long as it is.
 func TestClockSteps(t *testing.T) {
 	const interval, duration = 10 * time.Second, 40 * time.Second
 	for _, step := range []time.Duration{-time.Hour, time.Hour} {

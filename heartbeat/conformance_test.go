@@ -25,7 +25,7 @@ import (
 //	the lease stays after the end        TestWire
 //
 // On purpose other than a kubelet: no renewal while unhealthy (TestUnhealthy), for a
-// Node that is deleted (TestNodeDeleted) or while somebody else renews
+// Node that is deleted (TestNodeDeleted) or while another client renews
 // (TestForeignWriter), renew times that only go forward
 // (TestNextRenewTime), and the owner, which the caller knows without a GET.
 

@@ -185,7 +185,7 @@ func (a *fakeAPI) edit(f func()) {
 	f()
 }
 
-// put is a write by somebody else; the lease need not exist.
+// put is a write by another client; the lease need not exist.
 func (a *fakeAPI) put(f func(*coordinationv1.Lease)) {
 	a.edit(func() {
 		l := a.lease.DeepCopy()

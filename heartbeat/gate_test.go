@@ -183,7 +183,7 @@ func TestForeignAtFirstSight(t *testing.T) {
 		{"it is gone", "kubelet", 40 * time.Second, 40, false},
 		{"far in the future", "kubelet", -time.Hour, 40, false},
 		{"we have been restarted", "nodeprobe", 2 * time.Second, 40, false},
-		{"it is not told who", "", 2 * time.Second, 40, false},
+		{"manager not recorded", "", 2 * time.Second, 40, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -198,19 +198,19 @@ func TestForeignAtFirstSight(t *testing.T) {
 				})
 				config := api.config()
 				config.FieldManager = "nodeprobe"
-				var told []string
-				config.OnForeign = func(s State) { told = append(told, s.ForeignManager) }
+				var noticed []string
+				config.OnForeign = func(s State) { noticed = append(noticed, s.ForeignManager) }
 				run(t, config, func(h *Heartbeater) {
 					if !test.foreign {
 						api.took(t, "GET PUT")
-						if len(told) > 0 {
-							t.Errorf("told of %q", told)
+						if len(noticed) > 0 {
+							t.Errorf("noticed %q", noticed)
 						}
 						return
 					}
 					api.took(t, "GET")
-					if state := h.State(); state.Result != ResultForeign || !state.ForeignWriter || !slices.Equal(told, []string{test.manager}) {
-						t.Errorf("state %+v, told of %q", state, told)
+					if state := h.State(); state.Result != ResultForeign || !state.ForeignWriter || !slices.Equal(noticed, []string{test.manager}) {
+						t.Errorf("state %+v, noticed of %q", state, noticed)
 					}
 					for range 3 {
 						api.round(t, "GET")
@@ -289,30 +289,30 @@ func TestForeignHolder(t *testing.T) {
 	})
 }
 
-// A lease in a foreign name that has long been left is no sign of life: whoever is
-// told of one stands down for good.
+// A lease in a foreign name that has long been left is no sign of life: reporting
+// one would make the agent stand down for good.
 func TestForeignHolderIsLongGone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := newFakeAPI()
 		api.existing(time.Second)
 		api.renewAs("other-agent", -24*time.Hour)
 		api.put(func(l *coordinationv1.Lease) { l.Spec.HolderIdentity = new("other-agent") })
-		config, told := api.config(), 0
-		config.OnForeign = func(State) { told++ }
+		config, noticed := api.config(), 0
+		config.OnForeign = func(State) { noticed++ }
 		run(t, config, func(h *Heartbeater) {
 			api.took(t, "GET")
 			for range 3 {
 				api.round(t, "GET")
 			}
 			api.round(t, "GET PUT")
-			if told != 0 {
-				t.Errorf("told %d times of a renewal that was before", told)
+			if noticed != 0 {
+				t.Errorf("noticed %d times a renewal from before", noticed)
 			}
 			time.Sleep(time.Second) // not in the very moment of our own
 			api.renewAs("other-agent", 0)
 			api.round(t, "PUT GET")
-			if told != 1 {
-				t.Errorf("told %d times of a renewal, want once", told)
+			if noticed != 1 {
+				t.Errorf("noticed %d times, want once", noticed)
 			}
 		})
 	})

@@ -333,7 +333,7 @@ func TestLeaseDeleted(t *testing.T) {
 	}
 }
 
-// Somebody creates the lease between our look and our creation.
+// Another client creates the lease between our read and our creation.
 func TestCreateRace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := newFakeAPI()
@@ -350,7 +350,7 @@ func TestCreateRace(t *testing.T) {
 			time.Sleep(minBackoff)
 			api.took(t, "GET")
 			if !h.State().ForeignWriter {
-				t.Error("whoever created the lease went unnoticed")
+				t.Error("the client that created the lease went unnoticed")
 			}
 		})
 	})

@@ -215,8 +215,8 @@ func TestSighting(t *testing.T) {
 		{"first look, foreign name, never renewed", never, &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{HolderIdentity: new("x")}}, false, now, false},
 		{"only metadata changed", ours, at(0), false, seenAt, false},
 		{"only the name changed", ours, with(at(0), "1", new("x")), false, seenAt, false},
-		{"renewed by somebody else", ours, at(1), true, now, false},
-		{"renewed by somebody whose clock is behind", ours, at(-time.Hour), true, now, false},
+		{"renewed by another client", ours, at(1), true, now, false},
+		{"renewed by a client whose clock is behind", ours, at(-time.Hour), true, now, false},
 		{"our own, the answer was lost", ours, at(5), false, now, false},
 		{"our own, in another zone", ours, &coordinationv1.Lease{Spec: coordinationv1.LeaseSpec{RenewTime: micro(epoch.Add(5).In(time.FixedZone("", 3600)))}}, false, now, false},
 		{"our own after theirs", theirs, at(5), false, now, false},
@@ -224,9 +224,9 @@ func TestSighting(t *testing.T) {
 		{"they are not", theirs, at(10), true, now, false},
 		{"renew time removed", theirs, &coordinationv1.Lease{}, false, now, false},
 		{"deleted", theirs, nil, false, now, false},
-		{"re-created by somebody alive", ours, with(at(1), "2", new(node)), true, now, false},
+		{"re-created by a live client", ours, with(at(1), "2", new(node)), true, now, false},
 		{"re-created from a copy", ours, with(at(-time.Minute), "2", new(node)), false, now, false},
-		{"re-created by somebody alive after a look", gone, with(at(1), "2", new(node)), true, now, false},
+		{"re-created by a live client after a look", gone, with(at(1), "2", new(node)), true, now, false},
 		{"re-created from a copy after a look", gone, with(at(-time.Minute), "2", new(node)), false, now, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -130,7 +130,7 @@ func TestLeasesRequests(t *testing.T) {
 	}
 }
 
-// The errors that a Heartbeater tells apart arrive as such.
+// The errors that a Heartbeater distinguishes arrive as such.
 func TestLeasesErrors(t *testing.T) {
 	for _, test := range []struct {
 		name   string

@@ -130,7 +130,7 @@ func TestNodesRequests(t *testing.T) {
 	}
 }
 
-// The errors that the Updater tells apart arrive as such, with the server's
+// The errors that the Updater distinguishes arrive as such, with the server's
 // words, and without a Node.
 func TestNodesErrors(t *testing.T) {
 	for _, test := range []struct {

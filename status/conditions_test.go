@@ -190,7 +190,7 @@ func TestConditionsRestartTakesNoTurn(t *testing.T) {
 	})
 }
 
-// Beside a kubelet no Node is created, nothing but conditions of ours is written,
+// Beside a kubelet no Node is created, nothing but our own conditions is written,
 // on change or once in a period, and the rest of the Node stays.
 func TestConditionsUpdates(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

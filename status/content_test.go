@@ -102,7 +102,7 @@ func TestConditionsNotSet(t *testing.T) {
 	apitest.Diff(t, "patch", `{"status":{"conditions":[{"$patch":"delete","type":"nodeprobe.dev/A"}]}}`, string(patch))
 }
 
-// The built-in types are a kubelet's, whoever wrote them last.
+// The built-in types are a kubelet's, whichever client wrote them last.
 func TestConditionsOfAKubelet(t *testing.T) {
 	c := NewConditions("")
 	c.Set([]Condition{ours("Ready", v1.ConditionFalse, 1), ours("NetworkUnavailable", v1.ConditionTrue, 1), ours("nodeprobe.dev/A", v1.ConditionFalse, 1)})

@@ -85,7 +85,7 @@ func TestDeletedNodeStaysDeleted(t *testing.T) {
 	}
 }
 
-// Somebody else creates the Node: what registration mends is mended, the status is
+// Another client creates the Node: what registration mends is mended, the status is
 // posted, and who waits for the Node gets it.
 func TestDeletedNodeIsCreatedByOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -183,9 +183,9 @@ func TestLatch(t *testing.T) {
 	}
 }
 
-// A controller deletes the Node 25 ms after it appears, and somebody creates it again
+// A controller deletes the Node 25 ms after it appears, and a client creates it again
 // and again: our writes are bounded as those of a flapping condition are, whether the
-// watch tells or the next patch finds out.
+// watch reports it or the next patch fails.
 func TestDeletedAgainAndAgain(t *testing.T) {
 	for name, set := range map[string]func(*Config){
 		"registered here":       func(*Config) {},

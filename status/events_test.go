@@ -142,7 +142,7 @@ func TestRecorderPosts(t *testing.T) {
 	})
 }
 
-// What the API server has forgotten is told anew.
+// An Event that the API server has deleted is created again.
 func TestRecorderExpiredEvent(t *testing.T) {
 	recording(t, func(r *Recorder, api *fakeEvents, _ *apitest.Log) {
 		r.Record(v1.EventTypeNormal, "NodeReady", "m")
@@ -232,7 +232,7 @@ func TestRecorderRefused(t *testing.T) {
 		synctest.Wait()
 		apitest.Diff(t, "calls", 3, api.calls)
 		if got := logs.With("no create of events"); len(got) != 1 {
-			t.Errorf("logged %q, want one line that says what is not allowed", got)
+			t.Errorf("logged %q, want one line naming what is not allowed", got)
 		}
 		api.set(func() { api.fail = nil })
 		r.Record(v1.EventTypeNormal, "NodeReady", "m")
@@ -252,7 +252,7 @@ func TestRecorderMayNotPatch(t *testing.T) {
 		synctest.Wait()
 		apitest.Diff(t, "events", []string{"1x NodeReady: m", "1x NodeReady: m", "1x NodeReady: m"}, api.texts())
 		if got := logs.With("level"); len(got) != 1 || !strings.Contains(got[0], "no patch of events") {
-			t.Errorf("logged %q, want one line that says what is not allowed", got)
+			t.Errorf("logged %q, want one line naming what is not allowed", got)
 		}
 	})
 }

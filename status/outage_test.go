@@ -135,7 +135,7 @@ func TestHangingServer(t *testing.T) {
 	})
 }
 
-// An outage ends in one patch that tells the truth about what happened
+// An outage ends in one patch that is right about what happened
 // meanwhile. It is logged when it begins and when it ends.
 func TestOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -100,7 +100,7 @@ func TestPacer(t *testing.T) {
 
 // FuzzPacer checks the promises for changes that come at any times: never more
 // posts than the burst and what was earned since, never two within the fold,
-// and whoever waits as told may post.
+// and a caller that waits as long as required may post.
 func FuzzPacer(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 0, 0})
 	f.Add([]byte{255, 1, 0, 7, 255, 255, 3, 0, 0, 0, 0, 200})
@@ -122,7 +122,7 @@ func FuzzPacer(f *testing.F) {
 				}
 				now = now.Add(wait)
 				if left := p.wait(now); left != 0 {
-					t.Fatalf("%v left after waiting as told", left)
+					t.Fatalf("%v left after the wait", left)
 				}
 			} else if wait > 0 {
 				continue

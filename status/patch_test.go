@@ -122,7 +122,7 @@ func TestPatchGolden(t *testing.T) {
 			},
 			`{"status":{"images":[{"names":["a@sha256:1"],"sizeBytes":9007199254740993}],"runtimeHandlers":[{"name":"runc"}],"volumesInUse":null}}`,
 		},
-		{"the spec is somebody else's", func(n *v1.Node) { n.Spec = v1.NodeSpec{Unschedulable: true} }, `{}`},
+		{"the spec belongs to others", func(n *v1.Node) { n.Spec = v1.NodeSpec{Unschedulable: true} }, `{}`},
 		{
 			"and so is the rest of the metadata", func(n *v1.Node) {
 				n.ResourceVersion, n.Finalizers, n.ManagedFields = "42", nil, nil

@@ -15,7 +15,7 @@ import (
 // What stands in the way of registration decides what is called, and what the
 // outcome is.
 func TestRegister(t *testing.T) {
-	other := func(n *v1.Node) { // as somebody else's tool would make it
+	other := func(n *v1.Node) { // as another tool would make it
 		n.Labels = map[string]string{"foreign": "kept"}
 		n.Status.Conditions = []v1.NodeCondition{{Type: "MemoryPressure", Status: v1.ConditionTrue, Reason: "X"}}
 	}
@@ -196,7 +196,7 @@ func TestRegistrationIsBounded(t *testing.T) {
 	})
 }
 
-// Whoever only follows the Node sends nothing that could be a write, not even to read.
+// An Updater that only follows the Node sends nothing that could be a write, not even to read.
 func TestFollowDoesNotPatchToRead(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)

@@ -77,7 +77,7 @@ func TestSteadyState(t *testing.T) {
 	})
 }
 
-// A change goes out in the same instant, and tells when it was.
+// A change goes out in the same instant, with the time at which it happened.
 func TestChangeIsPatchedAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)

@@ -17,7 +17,7 @@ import (
 )
 
 // Who deletes the Node and makes another at once, while nobody looks, has not made
-// what registration would: that is mended, whoever finds it. What that Node says of
+// what registration would: that is mended, whichever finds it. What that Node says of
 // conditions is older than what this process knows, and is not taken over.
 func TestReplacedNodeIsMended(t *testing.T) {
 	for name, find := range map[string]func(s *scene){
@@ -90,9 +90,9 @@ func TestForeignWrites(t *testing.T) {
 				n.Labels["a"] = "b"
 			})
 			s.sleep(time.Second)
-			s.api.Took(t, "nothing of ours", "")
+			s.api.Took(t, "nothing that we write", "")
 			s.api.Put(func(n *v1.Node) { n.Labels["c"] = "d" })
-			s.api.Took(t, "nothing of ours", "")
+			s.api.Took(t, "nothing that we write", "")
 			apitest.Diff(t, "last known Node", s.api.Current(), s.Node())
 
 			// The node lifecycle controller gives up on a node that it does not
@@ -112,7 +112,7 @@ func TestForeignWrites(t *testing.T) {
 			}
 			n := s.api.Current()
 			if !n.Spec.Unschedulable || n.Labels["a"] != "b" || n.Status.Conditions[0] != foreign {
-				t.Errorf("what is somebody else's has changed: %v", n)
+				t.Errorf("what belongs to others has changed: %v", n)
 			}
 		})
 	})
@@ -274,7 +274,7 @@ func TestNextWatch(t *testing.T) {
 	}
 }
 
-// Errors within a watch count and are told apart by what they say.
+// Errors within a watch count, and are distinguished by their texts.
 func TestWatchErrors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)

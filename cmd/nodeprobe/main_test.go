@@ -114,7 +114,7 @@ func TestManual(t *testing.T) {
 	}
 }
 
-// Wrong usage is one line that says what is wrong and where to look, and exit
+// Wrong usage is one line with what is wrong and where to look, and exit
 // code 2.
 func TestUsage(t *testing.T) {
 	for _, test := range []struct{ args, want string }{

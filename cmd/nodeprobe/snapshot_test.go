@@ -210,7 +210,7 @@ func TestSnapshotOfThisMachine(t *testing.T) {
 	if info.BootID != strings.TrimSpace(string(bootID)) || info.KubeletVersion != version() || info.KernelVersion == "" {
 		t.Errorf("got %+v", info)
 	}
-	if out.Node.Kind != "Node" || out.Node.APIVersion != "v1" || out.Node.Name == "" || len(out.Node.Status.Conditions) != 4+3 { // three of ours repeat no verdict
+	if out.Node.Kind != "Node" || out.Node.APIVersion != "v1" || out.Node.Name == "" || len(out.Node.Status.Conditions) != 4+3 { // three defaults repeat no verdict
 		t.Errorf("not the whole Node: %+v", out.Node)
 	}
 	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory, v1.ResourcePods, v1.ResourceEphemeralStorage} {
@@ -220,7 +220,7 @@ func TestSnapshotOfThisMachine(t *testing.T) {
 	}
 }
 
-// A snapshot of a machine that is running out of memory tells when.
+// A snapshot of a machine that is running out of memory shows when.
 func TestSnapshotTellsTimeToLimit(t *testing.T) {
 	tr := testtree.New(t, nil)
 	loaded, err := config.Load(config.Files{Own: writeConfig(t, "")})
@@ -246,12 +246,12 @@ func TestSnapshotTellsTimeToLimit(t *testing.T) {
 		if jsonErr := json.Unmarshal(stdout.Bytes(), &out); jsonErr != nil {
 			t.Fatalf("%v, %v: %s", err, jsonErr, &stdout)
 		}
-		told := map[string]string{}
+		times := map[string]string{}
 		for _, s := range out.Snapshot.Signals {
-			told[s.Name] = s.TimeToLimit
+			times[s.Name] = s.TimeToLimit
 		}
-		if told["memory.available"] == "" || told["pid.available"] != "" {
-			t.Errorf("time to limit is told: %v", told)
+		if times["memory.available"] == "" || times["pid.available"] != "" {
+			t.Errorf("times to limit: %v", times)
 		}
 	})
 	if got := command(t, "snapshot", "--for", "-1s"); got.code != exitUsage || !strings.Contains(got.stderr, "--for: -1s is negative") {

@@ -224,18 +224,18 @@ func TestVolumesHang(t *testing.T) {
 }
 
 // Run looks when it is asked to, else once a minute, and sooner while it fails; it
-// tells each change once, and ends although a look hangs.
+// reports each change once, and ends although a look hangs.
 func TestVolumesRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		v := newScene(t)
 		start := time.Now()
-		var told []string
+		var reported []string
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cause := errors.New("stop")
 		done := make(chan error)
 		go func() {
 			done <- v.Run(ctx, func() {
-				told = append(told, time.Since(start).String()+" "+describe(v.Last()))
+				reported = append(reported, time.Since(start).String()+" "+describe(v.Last()))
 			})
 		}()
 		after := func(d time.Duration, change func()) {
@@ -268,8 +268,8 @@ func TestVolumesRun(t *testing.T) {
 			"0s ", "1m0s a", "1m30s a b", "1m31s a b partial", "1m38s b c",
 			"2m37.5s b c partial", "2m45.5s d",
 		}
-		if !slices.Equal(told, want) {
-			t.Errorf("told %q, want %q", told, want)
+		if !slices.Equal(reported, want) {
+			t.Errorf("reported %q, want %q", reported, want)
 		}
 	})
 }

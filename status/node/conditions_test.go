@@ -72,7 +72,7 @@ func TestPressureCondition(t *testing.T) {
 				[]v1.NodeCondition{yes(since, now)},
 			},
 			{
-				"began before somebody else said that it did not",
+				"began before another writer denied it",
 				[]v1.NodeCondition{no(later, later)},
 				pressure.Verdict{Status: pressure.True, Since: apitest.At(since).Time},
 				[]v1.NodeCondition{yes(now, now)},

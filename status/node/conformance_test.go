@@ -60,10 +60,10 @@ func TestVectors(t *testing.T) {
 		"V19: foreign words for the same status":                        playForeignWords,
 		"V29: the boot ID changes twice":                                playReboots,
 		"existing conditions keep their transition times":               playExisting,
-		"a cordoned node is told at the first pass":                     playCordoned,
+		"a cordoned node is recorded at the first pass":                 playCordoned,
 		"more memory inside the report period":                          playMemory,
 		"a Node that is there already is no news, where a kubelet's is": playAdopted,
-		"conditions are told at creation, and Ready is not":             playCreated,
+		"conditions are recorded at creation, and Ready is not":         playCreated,
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { play(t, newScene(t)) })
@@ -197,7 +197,7 @@ func playReboots(t *testing.T, s *scene) {
 	s.play(cfg, func() {
 		s.sleep(time.Minute)
 		if !slices.Contains(s.events.Take(), "Rebooted") {
-			t.Error("a reboot is not told")
+			t.Error("a reboot is not recorded")
 		}
 		s.api.Put(func(n *v1.Node) { n.Status.NodeInfo.BootID = "another" })
 		s.sleep(time.Minute)
@@ -313,7 +313,7 @@ func TestReconcilePatch(t *testing.T) {
 	}
 }
 
-// A kubelet tells all three of each attempt to register, although nothing has
+// A kubelet records all three at each attempt to register, although nothing has
 // changed.
 func playAdopted(t *testing.T, s *scene) {
 	s.api.Put(wellBefore)

@@ -44,7 +44,7 @@ func TestRuntimeFacts(t *testing.T) {
 		unready  string
 	}{
 		"no runtime":      {snapshot: &cri.Snapshot{}},
-		"nothing told":    {&cri.Snapshot{Endpoint: "unix:///s"}, 50, &Runtime{}, "container runtime status check may not have completed yet\nnetwork state unknown"},
+		"no answer":       {&cri.Snapshot{Endpoint: "unix:///s"}, 50, &Runtime{}, "container runtime status check may not have completed yet\nnetwork state unknown"},
 		"no images":       {read(&cri.Snapshot{Endpoint: "unix:///s", LastReady: now, Status: ready}, cri.CallStatus, cri.CallListImages), 50, &Runtime{Images: []v1.ContainerImage{}, Handlers: []v1.NodeRuntimeHandler{}}, ""},
 		"images unlisted": {read(&cri.Snapshot{Endpoint: "unix:///s", LastReady: now, Status: ready, Version: cri.Version{RuntimeName: "containerd", RuntimeVersion: "1.6.20~ds1"}}, cri.CallStatus, cri.CallVersion), 50, &Runtime{Version: "containerd://1.6.20", Handlers: []v1.NodeRuntimeHandler{}}, ""},
 		"everything": {

@@ -38,7 +38,7 @@ func machineFacts(at time.Time) Facts {
 	return f
 }
 
-// testAddresses are those of a node that was told its address.
+// testAddresses are those of a node whose address is configured.
 func testAddresses() Addresses {
 	return Addresses{
 		NodeName: apitest.NodeName, Hostname: apitest.NodeName, NodeIPs: []net.IP{net.ParseIP("10.0.0.1")},

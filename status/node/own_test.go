@@ -151,7 +151,7 @@ func TestOwnConditionsOfOthers(t *testing.T) {
 	}{
 		{name: "ours", managers: []metav1.ManagedFieldsEntry{wrote(status.DefaultFieldManager, a, b, c)}, rows: []string{a, b, c}, want: a + "! " + b + "! " + c + "!"},
 		{
-			name: "somebody else's", managers: []metav1.ManagedFieldsEntry{wrote("npd", b), wrote(status.DefaultFieldManager, a, c)}, rows: []string{a, b, c},
+			name: "another writer's", managers: []metav1.ManagedFieldsEntry{wrote("npd", b), wrote(status.DefaultFieldManager, a, c)}, rows: []string{a, b, c},
 			want: a + "! " + b + " " + c + "!",
 			err:  "set node status: condition example.com/B was written by npd: it is left alone; choose another type, or remove that condition",
 		},
@@ -307,7 +307,7 @@ func TestLeaving(t *testing.T) {
 }
 
 // Annotations are set when the Node is created; on one that exists they are left to
-// whoever set them.
+// no matter which client set them.
 func TestRegistrationAnnotations(t *testing.T) {
 	cfg := Config{NodeName: apitest.NodeName, Addresses: testAddresses(), Resources: testResources()}
 	cfg.Registration.Annotations = map[string]string{"example.com/rack": "r7"}

@@ -11,7 +11,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/status/internal/apitest"
 )
 
-// What the runtime tells is posted; what it does not tell, or not yet, stays.
+// What the runtime reports is posted; what it does not report, or not yet, stays.
 func TestRuntime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)

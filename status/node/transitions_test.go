@@ -75,7 +75,7 @@ func TestTransitions(t *testing.T) {
 	}
 }
 
-// Each change is told once, when the API server has it, and not at each attempt.
+// Each change is recorded once, when the API server has it, and not at each attempt.
 func TestUpdaterRecordsOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)

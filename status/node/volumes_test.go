@@ -30,8 +30,8 @@ func TestVolumesInUse(t *testing.T) {
 		{"some, in order, once", "", a + " " + b, &Volumes{InUse: names(strings.Join([]string{b, a, b}, " "))}},
 		{"one is gone", a + " " + b, b, &Volumes{InUse: names(b)}},
 		{"the last is gone", a, "", &Volumes{}},
-		{"one cannot be told", a + " " + b, a + " " + b, &Volumes{InUse: names(b), Partial: true}},
-		{"none can be told", b + " " + a, a + " " + b, &Volumes{Partial: true}},
+		{"one is unknown", a + " " + b, a + " " + b, &Volumes{InUse: names(b), Partial: true}},
+		{"all are unknown", b + " " + a, a + " " + b, &Volumes{Partial: true}},
 		{"one of another plugin", foreign + " " + a, b + " " + foreign, &Volumes{InUse: names(b)}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -70,7 +70,7 @@ func TestVolumeLimits(t *testing.T) {
 			wantCapacity: map[string]string{"attachable-volumes-csi-d": "12"}, wantAllocatable: map[string]string{"attachable-volumes-csi-d": "12"},
 		},
 		{
-			name: "one has changed, another is somebody else's",
+			name: "one has changed, another belongs to others",
 			had:  map[string]string{"attachable-volumes-csi-d": "3", "attachable-volumes-x": "1", "cpu": "4"}, hadToGive: map[string]string{"attachable-volumes-csi-d": "1", "cpu": "3"},
 			limits:       &VolumeLimits{"attachable-volumes-csi-d": 0},
 			wantCapacity: map[string]string{"attachable-volumes-csi-d": "0", "attachable-volumes-x": "1", "cpu": "4"}, wantAllocatable: map[string]string{"attachable-volumes-csi-d": "0", "cpu": "3"},

@@ -258,7 +258,7 @@ func TestStatusGolden(t *testing.T) {
 	}
 }
 
-// Whoever looks gets a new sample next time, unless the latest is fresh.
+// A viewer gets a new sample next time, unless the latest is fresh.
 func TestLookingTakesSamples(t *testing.T) {
 	state := observed(t)
 	samples := 0

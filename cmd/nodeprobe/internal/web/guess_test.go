@@ -70,7 +70,7 @@ func login(h http.Handler, from, password string) *httptest.ResponseRecorder {
 	return w
 }
 
-// Whoever has a wrong password waits before the next is looked at; nobody else does.
+// A client with a wrong password waits before its next one is checked; other clients do not.
 func TestGuesses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h, g, counted := newTestGate(t, func(http.ResponseWriter, *http.Request) {})
@@ -156,7 +156,7 @@ func TestGuessers(t *testing.T) {
 				}
 				close(stop)
 				guessers.Wait()
-				// Those of ours are known, and are hashed beside the one that is not.
+				// The right ones are known, and are hashed beside the one that is not.
 				if counted.most > 2 {
 					t.Errorf("%d hashes at a time", counted.most)
 				}
