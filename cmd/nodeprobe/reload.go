@@ -156,11 +156,12 @@ func (r *reloader) take() error {
 		r.restart.Set(1)
 		r.log.Warn("changed fields of the configuration need a restart", "fields", strings.Join(stuck, " "))
 	}
-	if len(changed) == 0 {
-		r.log.Info("nothing else has changed in the configuration")
-		return nil
+	switch {
+	case len(changed) > 0:
+		r.log.Info("configuration reloaded", "changed", strings.Join(changed, " "))
+		logRemarks(r.log, next.Remarks)
+	case len(stuck) == 0:
+		r.log.Info("configuration has not changed")
 	}
-	r.log.Info("configuration reloaded", "changed", strings.Join(changed, " "))
-	logRemarks(r.log, next.Remarks)
 	return nil
 }

@@ -150,7 +150,7 @@ func TestReload(t *testing.T) {
 	want("some of it needs a restart", 0, 1, 1)
 
 	r.write(reloadConfig("1Gi", ""))
-	r.hangup("nothing else has changed")
+	r.hangup("configuration has not changed")
 	want("as it was", 0, 1, 0)
 
 	if err := os.Remove(r.file); err != nil {

@@ -230,6 +230,7 @@ func TestHelmRefuses(t *testing.T) {
 		"config.webHealthListenAddress=:1":                       "",
 		"probes.scheme=HTTP":                                     "", // a default of earlier charts, which --reuse-values keeps
 		"probes.scheme=HTTPS,config.webConfigFile=/x":            "",
+		"probes=null":                                            "",
 	} {
 		out, err := exec.CommandContext(t.Context(), helm, "template", chart, "--set="+set).CombinedOutput()
 		if refused := err != nil; refused != (want != "") || !bytes.Contains(out, []byte(want)) {
