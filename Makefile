@@ -47,7 +47,7 @@ test: deps vet ## every test; says what it skips, and why, when it is not root
 	go -C test test -race -count=1 -p 1 -timeout 20m ./...
 
 vet:
-	go vet ./... && go -C test vet ./...
+	go vet ./... && go -C test vet ./... && go -C test/outsider vet ./...
 	GOARCH=arm64 go vet ./... && GOARCH=arm go build -o /dev/null ./cmd/nodeprobe
 
 lint: ## golangci-lint, with the import graph as rules
@@ -56,7 +56,8 @@ lint: ## golangci-lint, with the import graph as rules
 	cd test && $(CACHE)/lint/golangci-lint run --disable depguard,noctx ./...
 
 check: lint test ## what CI runs
-	go mod tidy -diff && go -C test mod tidy -diff
+	go mod tidy -diff && go -C test mod tidy -diff && go -C test/outsider mod tidy -diff
+	$(MAKE) --no-print-directory size
 
 test-kernels: NEEDED += qemu-system-x86_64:qemu-system-x86 qemu-system-aarch64:qemu-system-arm xz:xz-utils
 test-kernels: deps ## bpf's tests and a snapshot on Debian's kernels in qemu (KERNELS=amd64-6.1 for one)
