@@ -58,6 +58,7 @@ func NewPreview(ctx context.Context, cfg Config, watch time.Duration) (*Preview,
 	if err != nil {
 		return nil, err
 	}
+	defer runtime.Close()
 	volumes, err := newVolumes(&cfg, nil, reg)
 	if err != nil {
 		return nil, err
@@ -95,6 +96,7 @@ func SampleRuntime(ctx context.Context, cfg Config) (*cri.Snapshot, error) {
 	if err != nil {
 		return nil, err
 	}
+	defer runtime.Close()
 	return runtime.Sample(ctx), nil
 }
 

@@ -161,6 +161,9 @@ func conditionErrors(r *pressure.Rule) (errs []error) {
 	if len(r.When) == 0 {
 		add(errors.New("when: is empty, so that the condition would never be True"))
 	}
+	if slices.ContainsFunc(r.When, func(c pressure.Clause) bool { return len(c) == 0 }) {
+		add(errors.New("when: a clause is empty, so that the condition would always be True"))
+	}
 	for _, d := range []struct {
 		name  string
 		value time.Duration

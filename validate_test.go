@@ -78,6 +78,9 @@ func TestValidate(t *testing.T) {
 		{"Conditions", func(c *Config) { c.Conditions = with(func(r *pressure.Rule) { r.Type = "Ready" }) }, "Conditions[Ready]: a kubelet writes this condition"},
 		{"Conditions", func(c *Config) { c.Conditions = with(func(r *pressure.Rule) { r.Type = "not a name" }) }, "is not a qualified name such as"},
 		{"Conditions", func(c *Config) { c.Conditions = with(func(r *pressure.Rule) { r.When = nil }) }, "would never be True"},
+		{"Conditions", func(c *Config) {
+			c.Conditions = with(func(r *pressure.Rule) { r.When = append(r.When[:1:1], pressure.Clause{}) })
+		}, "would always be True"},
 		{"Conditions", func(c *Config) { c.Conditions = with(func(r *pressure.Rule) { r.For = -1 }) }, "for: -1ns"},
 		{"Conditions", func(c *Config) { c.Conditions = with(func(r *pressure.Rule) { r.Hold = -1 }) }, "hold: -1ns"},
 		{"Conditions", func(c *Config) { c.Conditions = with(func(r *pressure.Rule) { r.Reason = "two words" }) }, `reason: "two words" is not one word`},
