@@ -144,6 +144,7 @@ func (r *resolver) conditions() {
 			clause, err := pressure.ParseClause(text)
 			if err != nil {
 				r.check("conditions", kind, fmt.Errorf("when: %w", explainClause(text, err)))
+				clause = pressure.Clause{{}} // one mistake, one error
 			}
 			rule.When = append(rule.When, clause)
 		}
