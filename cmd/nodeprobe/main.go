@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -150,7 +151,8 @@ func newConfigCheckCommand() *cobra.Command {
 		Short: "Check a configuration file",
 		Long: `Check a configuration file, and report each problem with its line.
 
-With --kubelet-config or --kubelet-config-dir, FILE may be left out.`,
+The file of webConfigFile is checked too, if it exists on this machine. With
+--kubelet-config or --kubelet-config-dir, FILE may be left out.`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) == 0 && (files.KubeletFile != "" || files.KubeletDir != "") {
 				return nil
@@ -166,15 +168,21 @@ With --kubelet-config or --kubelet-config-dir, FILE may be left out.`,
 			if err != nil {
 				return &exitError{exitUsage, err}
 			}
+			name := cmp.Or(files.Own, "configuration")
+			unchecked := ""
 			if file := loaded.Web.ConfigFile; file != "" {
-				if err := web.CheckFile(file); err != nil {
+				err := web.CheckFile(file)
+				switch _, absent := os.Stat(file); {
+				case errors.Is(absent, fs.ErrNotExist): // files are checked on other machines, too
+					unchecked = fmt.Sprintf("%s: warning: webConfigFile: not checked: %v\n", name, absent)
+				case err != nil:
 					return &exitError{exitUsage, err}
 				}
 			}
 			if err := loaded.Remarks.Print(cmd.OutOrStdout()); err != nil {
 				return err
 			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s: ok\n", cmp.Or(files.Own, "configuration"))
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s%s: ok\n", unchecked, name)
 			return err
 		},
 	}

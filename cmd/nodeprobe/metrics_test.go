@@ -123,4 +123,21 @@ func TestBadWebConfig(t *testing.T) {
 	if got := command(t, "config", "check", config); got.code != 0 || !strings.HasSuffix(got.stdout, ": ok\n") {
 		t.Errorf("got %+v", got)
 	}
+
+	// A configuration may be checked on another machine; run needs the file.
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	missing := path + ": no such file or directory\n"
+	for _, test := range []struct {
+		args []string
+		want outcome
+	}{
+		{[]string{"config", "check", config}, outcome{0, config + ": warning: webConfigFile: not checked: stat " + missing + config + ": ok\n", ""}},
+		{[]string{"run", "--web.listen-address=127.0.0.1:0", "--config", config}, outcome{exitUsage, "", "nodeprobe: read web configuration: open " + missing}},
+	} {
+		if diff := cmp.Diff(test.want, command(t, test.args...), cmp.AllowUnexported(outcome{})); diff != "" {
+			t.Errorf("%v (-want +got):\n%s", test.args, diff)
+		}
+	}
 }
