@@ -2,7 +2,6 @@
 package page
 
 import (
-	"context"
 	"flag"
 	"fmt"
 	"os"
@@ -13,6 +12,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
 var (
@@ -45,7 +45,7 @@ func start(t *testing.T, config agent.Config, args ...string) *agent.Agent {
 	})
 }
 
-// picture keeps what is to be seen, if that is wanted.
+// picture keeps what is to be seen if -pictures is set.
 func (c *chromium) picture(name string) {
 	c.t.Helper()
 	if *pictures == "" {
@@ -54,11 +54,12 @@ func (c *chromium) picture(name string) {
 	must.OK(c.t, os.WriteFile(filepath.Join(*pictures, name+".png"), c.screenshot(), 0o644))
 }
 
-// fits fails if something is cut off, or sticks out to the right.
-func (c *chromium) fits(d device) {
+// check fails if something is cut off or sticks out to the right, or if the console
+// has a complaint.
+func (c *chromium) check(d device) {
 	c.t.Helper()
-	if width := c.number("document.documentElement.scrollWidth"); int(width) > d.width {
-		c.t.Errorf("%s: %v wide, and the screen %d", d.name, width, d.width)
+	if width := eval[int](c, "document.documentElement.scrollWidth"); width > d.width {
+		c.t.Errorf("%s: the page is %d wide, the screen %d", d.name, width, d.width)
 	}
 	if out := c.text(`[...document.body.querySelectorAll('*')].filter(e => {
 			const right = (e.closest('.card, section > table') ?? document.documentElement).getBoundingClientRect().right
@@ -66,6 +67,9 @@ func (c *chromium) fits(d device) {
 		})
 		.map(e => e.nodeName + '.' + e.className.toString()).join(' ')`); out != "" {
 		c.t.Errorf("%s: sticks out: %s", d.name, out)
+	}
+	if c.console != "" {
+		c.t.Errorf("%s: the console has:\n%s", d.name, c.console)
 	}
 }
 
@@ -101,12 +105,11 @@ func TestPage(t *testing.T) {
 	})})
 	backs := map[bool]string{}
 	for _, d := range devices {
-		c.screen(d.width, d.height, d.dark)
-		c.open(a.URL("/"))
+		c.open(a.URL("/"), d)
 		if title := c.text("document.title"); title != "a-node: DiskPressure" {
 			t.Errorf("%s: the title is %q", d.name, title)
 		}
-		c.fits(d)
+		c.check(d)
 		if text := c.text(faint); text != "" {
 			t.Errorf("%s: hard to read:\n%s", d.name, text)
 		}
@@ -115,53 +118,52 @@ func TestPage(t *testing.T) {
 		}
 		backs[d.dark] = c.text("getComputedStyle(document.body).backgroundColor")
 		c.eventually("document.documentElement.dataset.looks > 0")
-		c.fits(d)
+		c.check(d)
 		c.picture(d.name)
-		if said := c.said(); said != "" {
-			t.Errorf("%s: the console says:\n%s", d.name, said)
-		}
 	}
 	if backs[false] == backs[true] {
 		t.Errorf("light and dark have the background %s", backs[true])
 	}
-	want := []string{
+	text := c.text("document.body.innerText")
+	for _, want := range []string{
 		"Conditions", "MemoryPressure", "DiskPressure", "nodefs.available<99.99%", "PIDPressure",
 		"memory.available", "reached", "Tier", "BPF is turned off", "Samples", "Mode", "observe",
-	}
-	for text := c.text("document.body.innerText"); len(want) > 0; want = want[1:] {
-		if !strings.Contains(text, want[0]) {
-			t.Errorf("%q is not on the page:\n%s", want[0], text)
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not on the page:\n%s", want, text)
 		}
 	}
 }
 
-// What is on the page changes, the elements that it is in do not: what somebody
-// has selected or is listening to stays.
+// What is on the page changes, its elements do not: a selection stays, and so does the
+// place of a screen reader. Nothing but the page itself is requested.
 func TestPageFollows(t *testing.T) {
 	c := startChromium(t)
 	a := start(t, nil)
-	c.screen(1200, 900, false)
-	c.open(a.URL("/"))
-	var kept string
-	c.eval(`window.then = document.querySelector('header time').textContent, window.rows = [...document.querySelectorAll('h1, tr, .card, time')], 'ok'`, &kept)
+	c.open(a.URL("/"), devices[0])
+	c.text(`window.then = document.querySelector('header time').textContent, window.rows = [...document.querySelectorAll('h1, tr, .card, time')], 'ok'`)
 	c.eventually(`document.documentElement.dataset.looks > 1 && document.querySelector('header time').textContent !== window.then`)
-	if n := c.number(`window.rows.filter(e => !e.isConnected).length`); n != 0 {
-		t.Errorf("%v elements were replaced", n)
+	if n := eval[int](c, `window.rows.filter(e => !e.isConnected).length`); n != 0 {
+		t.Errorf("%d elements were replaced", n)
 	}
-	if hidden := c.text(`String(document.getElementById('lost').hidden)`); hidden != "true" {
-		t.Error("it says that there is no answer")
+	if !eval[bool](c, `document.getElementById('lost').hidden`) {
+		t.Error("the page reports that there is no answer")
 	}
+	if urls := c.text(`performance.getEntriesByType('resource').map(e => new URL(e.name).pathname).filter(p => p !== '/').join(' ')`); urls != "" {
+		t.Errorf("it requests %s", urls)
+	}
+	must.Note(t, stage.Code(a, "/page.js", 404))
 
 	a.Stop()
 	c.eventually(`!document.getElementById('lost').hidden`)
 	if text := c.text(`document.getElementById('lost').textContent`); !strings.HasPrefix(text, "No answer since ") {
-		t.Errorf("it says %q", text)
+		t.Errorf("it reports %q", text)
 	}
 	c.picture("gone")
 }
 
-// A page whose every word comes from somebody else is still a page. Here the
-// words are in the paths of what cannot be read.
+// Text that a stranger chose is still only text. Here it is the path of what cannot be
+// read.
 func TestPageHostile(t *testing.T) {
 	c := startChromium(t)
 	const name = `<img src=x onerror="document.title='owned'"><script>document.title='owned'<|script>&amp;'` + "\u202e\n\"--><style>"
@@ -169,40 +171,20 @@ func TestPageHostile(t *testing.T) {
 	must.OK(t, os.Mkdir(proc, 0o755))
 	a := start(t, agent.Config{"evictionHard": map[string]string{}}, "--path.procfs", proc)
 	for _, d := range devices {
-		c.screen(d.width, d.height, d.dark)
-		c.open(a.URL("/"))
-		c.fits(d)
+		c.open(a.URL("/"), d)
 		if title := c.text("document.title"); title != "a-node: unknown: MemoryPressure, PIDPressure" {
 			t.Errorf("the title is %q", title)
 		}
-		for element, want := range map[string]float64{"img": 0, "script": 1, "style": 1} {
-			if n := c.number(fmt.Sprintf("document.querySelectorAll(%q).length", element)); n != want {
-				t.Errorf("%v elements %s", n, element)
+		for element, want := range map[string]int{"img": 0, "script": 1, "style": 1} {
+			if n := eval[int](c, fmt.Sprintf("document.querySelectorAll(%q).length", element)); n != want {
+				t.Errorf("%d elements %s", n, element)
 			}
 		}
 		if text := c.text("document.querySelector('.errors').textContent"); !strings.Contains(text, `<img src=x onerror="document.title='owned'">`) {
 			t.Errorf("the errors are %q", text)
 		}
-		if said := c.said(); said != "" {
-			t.Errorf("the console says:\n%s", said)
-		}
+		c.check(d)
 		c.picture("hostile-" + d.name)
-	}
-}
-
-// Nothing but the page itself is asked for.
-func TestPageStandsAlone(t *testing.T) {
-	c := startChromium(t)
-	a := start(t, nil)
-	c.screen(1200, 900, false)
-	c.open(a.URL("/"))
-	c.eventually("document.documentElement.dataset.looks > 0")
-	if urls := c.text(`performance.getEntriesByType('resource').map(e => new URL(e.name).pathname).filter(p => p !== '/').join(' ')`); urls != "" {
-		t.Errorf("it asks for %s", urls)
-	}
-	code, _, err := a.Get(context.Background(), "/page.js")
-	if err != nil || code != 404 {
-		t.Errorf("/page.js: %d, %v", code, err)
 	}
 }
 
@@ -214,9 +196,9 @@ func TestPicture(t *testing.T) {
 	}
 	c := startChromium(t)
 	for _, d := range devices {
-		c.screen(d.width, d.height, d.dark)
-		c.open(*running)
-		c.screen(d.width, int(c.number("document.documentElement.scrollHeight")), d.dark)
+		c.open(*running, d)
+		d.height = eval[int](c, "document.documentElement.scrollHeight")
+		c.open(*running, d)
 		c.picture(d.name)
 	}
 }
