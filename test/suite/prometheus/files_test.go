@@ -23,39 +23,46 @@ import (
 
 var update = flag.Bool("update", false, "write prometheusrule.yaml from rules.yaml")
 
-func deployed(t *testing.T, name string) string {
+// deployed returns the path of a file in deploy/prometheus and its contents.
+func deployed(t *testing.T, name string) (path string, text []byte) {
 	t.Helper()
-	return filepath.Join(build.RootForTest(t), "deploy", "prometheus", name)
+	path = filepath.Join(build.RootForTest(t), "deploy", "prometheus", name)
+	return path, must.Get(os.ReadFile(path))(t)
 }
 
-func read(t *testing.T, file string) []byte {
-	t.Helper()
-	return must.Get(os.ReadFile(file))(t)
-}
-
-func promtool(t *testing.T, stdin []byte, args ...string) (string, bool) {
+// promtool fails the test with what it prints if promtool refuses its input.
+func promtool(t *testing.T, stdin []byte, args ...string) {
 	t.Helper()
 	need.Command(t, "promtool", "prometheus")
 	cmd := exec.CommandContext(t.Context(), "promtool", args...)
 	cmd.Stdin = bytes.NewReader(stdin)
 	out, err := cmd.CombinedOutput()
-	return string(out), err == nil
-}
-
-func TestRules(t *testing.T) {
-	for _, args := range [][]string{
-		{"check", "rules", deployed(t, "rules/rules.yaml")},
-		{"test", "rules", deployed(t, "rules/rules_test.yaml")},
-	} {
-		if out, ok := promtool(t, nil, args...); !ok {
-			t.Errorf("promtool %s:\n%s", strings.Join(args, " "), out)
-		}
+	// "check metrics" prints nothing unless there is something to complain about.
+	if err != nil || stdin != nil && len(out) > 0 {
+		t.Errorf("promtool %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
 }
 
-// Every alert fires in the tests of the rules, and says what it means and what to do.
-func TestRulesAreTested(t *testing.T) {
-	var file struct {
+// promtool accepts the rules and their tests. Every alert fires in these, and has
+// text about what it means and what to do. The operator's object has the same rules.
+func TestRules(t *testing.T) {
+	plainFile, plain := deployed(t, "rules/rules.yaml")
+	testsFile, tests := deployed(t, "rules/rules_test.yaml")
+	objectFile, object := deployed(t, "rules/prometheusrule.yaml")
+	promtool(t, nil, "check", "rules", plainFile)
+	promtool(t, nil, "test", "rules", testsFile)
+	if *update {
+		head, _, ok := strings.Cut(string(object), "\nspec:\n")
+		_, groups, ok2 := strings.Cut(string(plain), "\ngroups:\n")
+		if !ok || !ok2 {
+			t.Fatal("no spec or no groups")
+		}
+		groups = regexp.MustCompile(`(?m)^(.)`).ReplaceAllString("groups:\n"+groups, "  $1")
+		object = []byte(head + "\nspec:\n" + groups)
+		must.OK(t, os.WriteFile(objectFile, object, 0o644))
+	}
+	var all any
+	var rules struct {
 		Groups []struct {
 			Rules []struct {
 				Alert               string
@@ -63,11 +70,23 @@ func TestRulesAreTested(t *testing.T) {
 			}
 		}
 	}
-	must.OK(t, yaml.Unmarshal(read(t, deployed(t, "rules/rules.yaml")), &file))
-	tests := string(read(t, deployed(t, "rules/rules_test.yaml")))
-	for _, g := range file.Groups {
+	must.OK(t, yaml.Unmarshal(plain, &all))
+	must.OK(t, yaml.Unmarshal(plain, &rules))
+	var rule struct {
+		APIVersion, Kind string
+		Metadata         map[string]string
+		Spec             any
+	}
+	must.OK(t, yaml.UnmarshalStrict(object, &rule))
+	if diff := cmp.Diff(all, rule.Spec); diff != "" {
+		t.Errorf("prometheusrule.yaml differs from rules.yaml; -update writes it (-rules +object):\n%s", diff)
+	}
+	if rule.APIVersion != "monitoring.coreos.com/v1" || rule.Kind != "PrometheusRule" {
+		t.Errorf("%s %s", rule.APIVersion, rule.Kind)
+	}
+	for _, g := range rules.Groups {
 		for _, r := range g.Rules {
-			if !strings.Contains(tests, `alertname="`+r.Alert+`"`) && !strings.Contains(tests, "alertname: "+r.Alert+"\n") {
+			if !bytes.Contains(tests, []byte(`alertname="`+r.Alert+`"`)) && !bytes.Contains(tests, []byte("alertname: "+r.Alert+"\n")) {
 				t.Errorf("%s: no test in which it fires", r.Alert)
 			}
 			if got := slices.Sorted(maps.Keys(r.Annotations)); !slices.Equal(got, []string{"description", "summary"}) {
@@ -77,34 +96,6 @@ func TestRulesAreTested(t *testing.T) {
 				t.Errorf("%s: severity %q", r.Alert, r.Labels["severity"])
 			}
 		}
-	}
-}
-
-// The operator's object has the same rules.
-func TestPrometheusRule(t *testing.T) {
-	plain, object := read(t, deployed(t, "rules/rules.yaml")), deployed(t, "rules/prometheusrule.yaml")
-	if *update {
-		head, _, ok := strings.Cut(string(read(t, object)), "\nspec:\n")
-		_, groups, ok2 := strings.Cut(string(plain), "\ngroups:\n")
-		if !ok || !ok2 {
-			t.Fatal("no spec or no groups")
-		}
-		groups = regexp.MustCompile(`(?m)^(.)`).ReplaceAllString("groups:\n"+groups, "  $1")
-		must.OK(t, os.WriteFile(object, []byte(head+"\nspec:\n"+groups), 0o644))
-	}
-	var rules any
-	var rule struct {
-		APIVersion, Kind string
-		Metadata         map[string]string
-		Spec             any
-	}
-	must.OK(t, yaml.Unmarshal(plain, &rules))
-	must.OK(t, yaml.UnmarshalStrict(read(t, object), &rule))
-	if diff := cmp.Diff(rules, rule.Spec); diff != "" {
-		t.Errorf("prometheusrule.yaml differs from rules.yaml; -update writes it (-rules +object):\n%s", diff)
-	}
-	if rule.APIVersion != "monitoring.coreos.com/v1" || rule.Kind != "PrometheusRule" {
-		t.Errorf("%s %s", rule.APIVersion, rule.Kind)
 	}
 }
 
@@ -120,40 +111,31 @@ type panel struct {
 func dashboard(t *testing.T) []panel {
 	t.Helper()
 	var d struct{ Panels []panel }
-	must.OK(t, json.Unmarshal(read(t, deployed(t, "dashboard.json")), &d))
+	_, text := deployed(t, "dashboard.json")
+	must.OK(t, json.Unmarshal(text, &d))
 	return d.Panels
 }
 
-// No two panels overlap or share an ID, and each asks the data source that was
+// No two panels overlap or share an ID, and each queries the data source that was
 // chosen.
 func TestDashboard(t *testing.T) {
-	panels := dashboard(t)
-	if len(panels) == 0 {
-		t.Fatal("no panels")
-	}
-	taken := map[[2]int]string{}
-	ids := map[int]bool{}
-	for _, p := range panels {
-		if ids[p.ID] {
-			t.Errorf("%s: ID %d is another's", p.Title, p.ID)
+	taken, ids := map[[2]int]string{}, map[int]string{}
+	for _, p := range dashboard(t) {
+		if ids[p.ID] != "" {
+			t.Errorf("%s and %s have the same ID", p.Title, ids[p.ID])
 		}
-		ids[p.ID] = true
+		ids[p.ID] = p.Title
 		if p.GridPos.X+p.GridPos.W > 24 {
-			t.Errorf("%s: is wider than the page", p.Title)
+			t.Errorf("%s: wider than the page", p.Title)
 		}
-		for x := range p.GridPos.W {
-			for y := range p.GridPos.H {
-				at := [2]int{p.GridPos.X + x, p.GridPos.Y + y}
-				if taken[at] != "" {
-					t.Fatalf("%s overlaps %s", p.Title, taken[at])
-				}
-				taken[at] = p.Title
+		for cell := range p.GridPos.W * p.GridPos.H {
+			at := [2]int{p.GridPos.X + cell%p.GridPos.W, p.GridPos.Y + cell/p.GridPos.W}
+			if taken[at] != "" {
+				t.Fatalf("%s overlaps %s", p.Title, taken[at])
 			}
+			taken[at] = p.Title
 		}
-		if p.Type == "row" {
-			continue
-		}
-		if len(p.Targets) == 0 || p.Datasource.UID != "${datasource}" {
+		if p.Type != "row" && (len(p.Targets) == 0 || p.Datasource.UID != "${datasource}") {
 			t.Errorf("%s: %d queries of %s", p.Title, len(p.Targets), p.Datasource.UID)
 		}
 		refs := map[string]bool{}
