@@ -22,7 +22,8 @@
 //     kubelet's flips to False and back.
 //   - The transition time of a condition that changed while the API server was away is
 //     when it changed. A kubelet's is when it was posted.
-//   - Conditions by configured rules are posted after the kubelet's.
+//   - Conditions by configured rules are posted after the kubelet's. By default these are
+//     nodeprobe.dev/IOContention, MemoryContention and ReadonlyFilesystem. They have no Events.
 //
 // Capacity and information about the node:
 //

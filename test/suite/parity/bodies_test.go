@@ -31,7 +31,27 @@ func normalBody(raw json.RawMessage) (map[string]any, error) {
 		return nil, fmt.Errorf("decode body %s: %w", raw, err)
 	}
 	blank(body)
+	withoutOwn(body)
 	return rename(body).(map[string]any), nil
+}
+
+// withoutOwn removes from a Node, or a patch of one, the conditions that nodeprobe posts
+// after the kubelet's, and their places in the order of all. One of them that stands
+// before a kubelet's stays, and is a difference then.
+func withoutOwn(object map[string]any) {
+	status, _ := object["status"].(map[string]any)
+	for _, list := range []string{"conditions", "$setElementOrder/conditions"} {
+		items, _ := status[list].([]any)
+		for len(items) > 0 {
+			last, _ := items[len(items)-1].(map[string]any)
+			kind, _ := last["type"].(string)
+			if !strings.HasPrefix(kind, ownConditions) {
+				break
+			}
+			items = items[:len(items)-1]
+			status[list] = items
+		}
+	}
 }
 
 func blank(value any) {
@@ -204,6 +224,23 @@ func TestNormalBody(t *testing.T) {
 		"status":{"conditions":[{"type":"Ready","lastHeartbeatTime":"TIME","lastTransitionTime":"2026-01-02T03:04:05.1Z"}]}}`)
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("-want +got:\n%s", diff)
+	}
+}
+
+func TestWithoutOwn(t *testing.T) {
+	for body, want := range map[string]string{
+		`{}`: `{}`,
+		`{"status":{"conditions":[{"type":"A"},{"type":"nodeprobe.dev/B"},{"type":"nodeprobe.dev/C"}]}}`: `{"status":{"conditions":[{"type":"A"}]}}`,
+		`{"status":{"$setElementOrder/conditions":[{"type":"A"},{"type":"nodeprobe.dev/B"}],"conditions":[{"type":"nodeprobe.dev/B","status":"True"}]}}`: `{"status":
+			{"$setElementOrder/conditions":[{"type":"A"}],"conditions":[]}}`,
+		`{"status":{"conditions":[{"type":"nodeprobe.dev/B"},{"type":"A"}],"phase":"x"}}`: `{"status":{"conditions":[{"type":"nodeprobe.dev/B"},{"type":"A"}],"phase":"x"}}`,
+		`{"status":{"conditions":[{"type":"A"},{"type":"example.com/B"}]}}`:               `{"status":{"conditions":[{"type":"A"},{"type":"example.com/B"}]}}`,
+	} {
+		got := decode(t, body)
+		withoutOwn(got)
+		if diff := cmp.Diff(decode(t, want), got); diff != "" {
+			t.Errorf("%s: -want +got:\n%s", body, diff)
+		}
 	}
 }
 

@@ -143,7 +143,25 @@ func normalNode(node *corev1.Node) map[string]any {
 	}
 	// That there is one, and of which form, settled checks.
 	node.Spec.PodCIDR, node.Spec.PodCIDRs = "", nil
-	return rename(asMap(node)).(map[string]any)
+	object := asMap(node)
+	withoutOwn(object)
+	return rename(object).(map[string]any)
+}
+
+// compareOwn checks which conditions nodeprobe posts beside the kubelet's.
+func (s *stage) compareOwn() {
+	s.t.Helper()
+	for name, want := range map[string]string{kubeletNode: "[]", ourNode: "[IOContention MemoryContention ReadonlyFilesystem]"} {
+		own := []string{}
+		for _, condition := range s.get(name).Status.Conditions {
+			if kind, ok := strings.CutPrefix(string(condition.Type), ownConditions); ok {
+				own = append(own, kind)
+			}
+		}
+		if got := fmt.Sprint(own); got != want {
+			s.t.Errorf("%s has %s of its own, want %s", name, got, want)
+		}
+	}
 }
 
 // rename replaces the nodes' names wherever they stand.

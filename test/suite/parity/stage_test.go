@@ -44,6 +44,7 @@ func TestParity(t *testing.T) {
 	s := start(t)
 	s.await("at first", time.Time{}, calm)
 	s.compareNodes("at first", both, calm)
+	s.compareOwn()
 	s.compareFirst()
 	s.begin()
 
@@ -71,6 +72,7 @@ const (
 	bareNode             = "parity-bare" // a nodeprobe's that knows of no container runtime
 	patience             = 3 * time.Minute
 	nodeLabel            = "example.com/parity"
+	ownConditions        = "nodeprobe.dev/" // the prefix of those that no kubelet posts
 	shownImages          = 3
 )
 
