@@ -42,8 +42,9 @@ var errNothingSampled = errors.New("nothing is sampled yet")
 // Reload puts thresholds, conditions, periods between samples and posts, and
 // reservations of cfg in force, and leaves the kernel programs attached; a condition
 // that is held stays held. It does all of that or nothing: the error names the fields
-// that are wrong. It is a [*RestartError] if other fields differ. API, APIOrigin,
-// Version, functions, Logger and Registerer are those that New was given.
+// that are wrong, or is that nothing is sampled yet. It is a [*RestartError] if all is
+// in force but other fields differ. API, APIOrigin, Version, functions, Logger and
+// Registerer are those that New was given.
 func (a *Agent) Reload(cfg Config) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()

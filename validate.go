@@ -74,8 +74,12 @@ func (c *Config) Validate() error {
 	if !sendable(c.Version) {
 		f.check("Version", "", fmt.Errorf("%q cannot be part of a user agent: use printable characters", cut(c.Version)))
 	}
-	if c.writesOrReads() && c.API == nil {
+	switch {
+	case !c.writesOrReads():
+	case c.API == nil:
 		f.check("API", "", fmt.Errorf("mode %s needs an API server", c.Mode))
+	case c.API.Host == "": // client-go would take localhost:8080
+		f.check("API", "", errors.New("Host is empty; set the address of the API server"))
 	}
 	c.validateNode(&f)
 	return errors.Join(f...)

@@ -87,6 +87,7 @@ func TestValidate(t *testing.T) {
 		{"Conditions", func(c *Config) { c.Conditions = with(func(r *pressure.Rule) { r.OKReason = strings.Repeat("x", 129) }) }, "okReason: 129 characters"},
 		{"Conditions", func(c *Config) { c.Conditions = []pressure.Rule{rule, rule} }, "a second condition of this type"},
 		{"API", func(c *Config) { c.API = nil }, "API: mode own needs an API server"},
+		{"API", func(c *Config) { c.API = &rest.Config{} }, "API: Host is empty"},
 		{"FieldManager", func(c *Config) { c.FieldManager = "my-kubelet" }, "would be taken for a kubelet"},
 		{"FieldManager", func(c *Config) { c.FieldManager = "a/b" }, "is not a field manager"},
 		{"FieldManager", func(c *Config) { c.FieldManager = "edge\nagent" }, `"edge\nagent" is not a field manager`},
