@@ -30,6 +30,8 @@ type file struct {
 	log  *slog.Logger
 	good prometheus.Gauge
 	fd   int // of the copy
+	// alone means that no other address serves health endpoints.
+	alone bool
 
 	mu      sync.Mutex // guards the rest
 	config  *config    // in force
@@ -37,7 +39,7 @@ type file struct {
 }
 
 // openFile reads the file, which must be right to start with.
-func openFile(path string, log *slog.Logger) (*file, error) {
+func openFile(path string, alone bool, log *slog.Logger) (*file, error) {
 	config, err := readConfig(path)
 	if err != nil {
 		return nil, err
@@ -47,14 +49,22 @@ func openFile(path string, log *slog.Logger) (*file, error) {
 		return nil, fmt.Errorf("copy web configuration: %w", err)
 	}
 	f := &file{
-		path: path, log: once.Logger(log), config: config, fd: fd,
+		path: path, log: once.Logger(log), config: config, fd: fd, alone: alone,
 		good: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "nodeprobe_web_config_last_reload_successful",
 			Help: "Whether the web configuration in force is that of the files; 0: they are wrong, and the last good one stays.",
 		}),
 	}
 	f.good.Set(1)
+	f.warnProbes()
 	return f, nil
+}
+
+// warnProbes logs that the configuration in force fails a kubelet's probes.
+func (f *file) warnProbes() {
+	if f.alone && f.config.restricted() {
+		f.log.Warn("/livez and /readyz require a user or a client certificate too; set webHealthListenAddress for probes that have neither", "file", f.path)
+	}
 }
 
 func (f *file) close() {
@@ -107,8 +117,12 @@ func (f *file) replace(next *config) error {
 	if err := unix.Dup3(fd, f.fd, unix.O_CLOEXEC); err != nil {
 		return fmt.Errorf("replace copy of web configuration: %w", err)
 	}
+	was := f.config
 	f.config = next
-	f.log.Info("web configuration has changed", "file", f.path)
+	f.log.Info("web configuration reloaded", "file", f.path)
+	if !was.restricted() {
+		f.warnProbes()
+	}
 	return nil
 }
 
@@ -117,11 +131,11 @@ func (f *file) reloaded(err error) {
 	const key = "web configuration"
 	if err != nil {
 		f.good.Set(0)
-		f.log.Error("web configuration is wrong; the last good one stays in force", once.Failure, key, "err", err)
+		f.log.Error("cannot reload web configuration; keeping the last good one", once.Failure, key, "err", err)
 		return
 	}
 	f.good.Set(1)
-	f.log.Info("web configuration is good again", once.Recovery, key, "file", f.path)
+	f.log.Info("web configuration of the file is in force again", once.Recovery, key, "file", f.path)
 }
 
 // inMemory returns the descriptor of a file in memory.

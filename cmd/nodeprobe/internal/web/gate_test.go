@@ -299,7 +299,12 @@ func TestReload(t *testing.T) {
 	if got := inForce(t, s); got != 1 {
 		t.Errorf("what was good is there again: metric %v", got)
 	}
-	write("web.yml", withTLS+"basic_auth_users:\n  alice: "+testHash(t)+"\n")
+	warned := func() int { return strings.Count(s.log.String(), "set webHealthListenAddress for probes") }
+	if n := warned(); n != 0 {
+		t.Errorf("warned %d times of users that there are not", n)
+	}
+	users := withTLS + "basic_auth_users:\n  alice: " + testHash(t) + "\n"
+	write("web.yml", users)
 	for password, want := range map[string]int{"secret": 200, "Secret": 401} {
 		resp, _, err := visit(t, url, "alice", password, nil)
 		if err != nil {
@@ -311,6 +316,16 @@ func TestReload(t *testing.T) {
 	}
 	if resp, _, err := visit(t, url, "", "", nil); err != nil || resp.StatusCode != http.StatusUnauthorized {
 		t.Errorf("no user: %v %v", resp, err)
+	}
+	write("web.yml", users+"http_server_config: {headers: {X-Frame-Options: deny}}\n")
+	if _, _, err := visit(t, url, "", "", nil); err != nil || warned() != 1 {
+		t.Errorf("warned %d times of probes that need a user; %v\n%s", warned(), err, s.log)
+	}
+	if s := serving(t, Config{File: path, HealthListen: "127.0.0.1:0"}, failing); strings.Contains(s.log.String(), "for probes") {
+		t.Errorf("warned of probes that have an address of their own:\n%s", s.log)
+	}
+	if s := gated(t, path); !strings.Contains(s.log.String(), "for probes") {
+		t.Errorf("no warning at the start:\n%s", s.log)
 	}
 }
 

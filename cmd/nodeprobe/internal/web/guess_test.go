@@ -48,7 +48,7 @@ func (h *hasher) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // newTestGate returns what stands before a hasher.
 func newTestGate(t *testing.T, handler http.HandlerFunc) (http.Handler, *gate, *hasher) {
 	t.Helper()
-	f, err := openFile(webFiles(t, "basic_auth_users:\n  alice: "+testHash(t)+"\n", nil), slog.New(slog.DiscardHandler))
+	f, err := openFile(webFiles(t, "basic_auth_users:\n  alice: "+testHash(t)+"\n", nil), true, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -49,11 +49,8 @@ func New(ctx context.Context, cfg Config, log *slog.Logger) (*Server, error) {
 
 func (s *Server) open(ctx context.Context, cfg Config) (err error) {
 	if cfg.File != "" && cfg.Listen != "" {
-		if s.file, err = openFile(cfg.File, s.log); err != nil {
+		if s.file, err = openFile(cfg.File, cfg.HealthListen == "", s.log); err != nil {
 			return err
-		}
-		if cfg.HealthListen == "" && s.file.current().restricted() {
-			s.log.Warn("/livez and /readyz require a user or a client certificate too; set webHealthListenAddress for probes that have neither", "file", cfg.File)
 		}
 	}
 	for _, bind := range []struct {
