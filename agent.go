@@ -129,7 +129,7 @@ func (a *Agent) build() (err error) {
 	})
 	a.mounts = &mountReporter{record: a.mode.record, log: log}
 	a.tasks = append([]task{
-		{"sampler", func(ctx context.Context) error { return a.sampler.Run(ctx, a.observe) }, a.sampler.Healthy},
+		{"sampler", func(ctx context.Context) error { return a.sampler.Run(ctx, a.observe) }, a.samplerAlive},
 		a.pulses.events.task("kernel events", a.kernelEvents),
 		a.pulses.notifier.task("notifier", func(ctx context.Context) error { return a.notifier.Run(ctx, a.notified) }),
 	}, a.mode.tasks()...)
@@ -227,10 +227,22 @@ func (a *Agent) State() State {
 	for _, t := range a.tasks {
 		s.Live = append(s.Live, Check{t.name, t.alive()})
 	}
-	s.Ready = append(append(s.Ready, s.Live...), Check{"conditions", a.judge.Unjudged()})
+	conditions := a.judge.Unjudged()
+	if s.Snapshot.Time.IsZero() {
+		conditions = errNothingSampled
+	}
+	s.Ready = append(append(s.Ready, s.Live...), Check{"conditions", conditions})
 	s.Ready = append(s.Ready, a.mode.checks()...)
 	a.mode.report(&s)
 	return s
+}
+
+// samplerAlive returns why the sampler is stuck, which it cannot be before Run.
+func (a *Agent) samplerAlive() error {
+	if !a.ran.Load() {
+		return nil
+	}
+	return a.sampler.Healthy()
 }
 
 // observe passes a snapshot on. The verdict comes first: it may have to be posted.

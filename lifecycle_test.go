@@ -86,6 +86,26 @@ func TestAgentFollowsTheNode(t *testing.T) {
 	}
 }
 
+// Before Run an agent is not stuck, and not ready either.
+func TestStateBeforeRun(t *testing.T) {
+	for _, mode := range []Mode{Observe, Augment, Own} {
+		cfg, _ := treeConfig(t, testtree.New(t, nil))
+		cfg.Mode, cfg.API = mode, newAPIServer(t).config
+		a, err := New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := a.State()
+		if err := s.Alive(); err != nil {
+			t.Errorf("mode %s: stuck: %v", mode, err)
+		}
+		if err := s.IsReady(); !errors.Is(err, errNothingSampled) {
+			t.Errorf("mode %s: ready: %v", mode, err)
+		}
+		a.Close()
+	}
+}
+
 func TestAgentChecksThresholds(t *testing.T) {
 	cfg, log := treeConfig(t, testtree.New(t, nil))
 	cfg.Thresholds = thresholds(t, map[string]string{"pid.available": "40k"})
