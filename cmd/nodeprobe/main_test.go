@@ -12,6 +12,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 	utilversion "k8s.io/apimachinery/pkg/util/version"
+
+	"github.com/nodeprobe/nodeprobe/internal/testtree"
 )
 
 var update = flag.Bool("update", false, "write the files in testdata; read the diff")
@@ -146,6 +148,37 @@ func TestUsage(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// A wrong file or value ends whatever command reads it, with one last line that names
+// file and field, and with an exit code that tells a wrong configuration from a wrong
+// kubeconfig.
+func TestBadStart(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, []byte(header+"sampleIntervall: 1s\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	own := strings.Join(append(flags(testtree.New(t, nil)), "--config", writeConfig(t, ""), "--web.listen-address= --mode=own"), " ")
+	for _, test := range []struct {
+		args string
+		code int
+		want string // how the last line goes on
+	}{
+		{"run --config " + file, exitUsage, file + ":3: sampleIntervall: unknown field"},
+		{"config check " + file, exitUsage, file + ":3: sampleIntervall: unknown field"},
+		{"snapshot --config " + file, exitUsage, file + ":3: sampleIntervall: unknown field"},
+		{"run --config " + file + ".missing", exitUsage, "read configuration: open " + file + ".missing: no such file or directory"},
+		{"run --mode both", exitUsage, `--mode: mode: "both" is not `},
+		{"run --hostname-override a_b", exitUsage, `--hostname-override: nodeName: "a_b" is not `},
+		{"run " + own + " --kubeconfig " + file, exitFailed, "read kubeconfig " + file + ": "},
+		{"run " + own + " --kubeconfig " + file + ".missing", exitFailed, "read kubeconfig " + file + ".missing: "},
+	} {
+		got := command(t, strings.Fields(test.args)...)
+		log, last, _ := strings.Cut(got.stderr, "nodeprobe: ")
+		if got.code != test.code || !strings.HasPrefix(last, test.want) || strings.Count(last, "\n") != 1 || test.code == exitUsage && log != "" {
+			t.Errorf("%s: exit code %d, want %d and a last line %q:\n%s", test.args, got.code, test.code, test.want, got.stderr)
+		}
 	}
 }
 

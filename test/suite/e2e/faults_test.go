@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"path"
 	"slices"
 	"strings"
 	"sync"
@@ -173,65 +172,6 @@ func TestBadAnswers(t *testing.T) {
 			checkHistory(t, history)
 		})
 	}
-}
-
-// The API server asks to be left alone for longer than a request may take, and is.
-func TestRetryAfter(t *testing.T) {
-	t.Parallel()
-	cp := controlplane.StartForTest(t)
-	const pause = 6 * time.Second
-	for _, test := range []struct {
-		method, path string
-		same         []string // the paths to leave alone
-	}{
-		{"POST", stage.NodesPath, []string{stage.NodesPath, stage.NodesPath + "/*"}},
-		{"PATCH", statusPath, []string{stage.NodesPath + "/*", statusPath}},
-	} {
-		t.Run(test.method, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t, cp, agent.Config{"nodeLeaseDurationSeconds": 2}) // and so two seconds for a request
-			proxy := n.Through()
-			proxy.Inject(fault.Rule{Methods: []string{test.method}, Path: test.path, Count: 2, Fault: fault.TooManyRequests(pause)})
-			a := n.Start()
-			stage.WaitComplaint(t, a, notPosted, "too many requests")
-			stage.Until(t, "both answers are met, and what follows", func() bool { return proxy.Count(test.method, test.path) >= 3 })
-			n.WaitReady(a)
-			met := 0
-			for i, r := range proxy.Requests() {
-				if r.Fault == "" {
-					continue
-				}
-				met++
-				for _, later := range proxy.Requests()[i+1:] {
-					for _, pattern := range test.same {
-						if ok, _ := path.Match(pattern, later.Path); ok && later.Query == "" && later.Time.Sub(r.Time) < pause {
-							t.Errorf("%s: too early after %s", later, r)
-						}
-					}
-				}
-			}
-			if met != 2 {
-				t.Errorf("%d requests were asked to wait, want 2", met)
-			}
-			stage.CheckOnce(t, a)
-		})
-	}
-	// For longer than the Lease lasts, it is not: that would cost the node its pods.
-	t.Run("PUT", func(t *testing.T) {
-		t.Parallel()
-		const lasts = 8 * time.Second
-		n := newNode(t, cp, agent.Config{"nodeLeaseDurationSeconds": int(lasts / time.Second)})
-		proxy := n.Through()
-		a := n.StartReady()
-		proxy.Inject(fault.Rule{Methods: []string{"PUT"}, Path: leasePath, Count: 1, Fault: fault.TooManyRequests(10 * lasts)})
-		stage.WaitComplaint(t, a, notRenewed, "too many requests")
-		failed := time.Now()
-		n.WaitRenewed(failed)
-		// The failed try came a quarter of the time after the latest renewal.
-		if late := must.Get(n.Lease())(t).Spec.RenewTime.Sub(failed); late >= lasts*3/4 {
-			t.Errorf("renewed %s after the answer, want %s, and less than %s", late, lasts/4, lasts*3/4)
-		}
-	})
 }
 
 // The status, the Lease and Events have connections of their own: while writes of

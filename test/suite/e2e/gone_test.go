@@ -37,29 +37,17 @@ func (n *node) wantOwnedLease(node *corev1.Node) {
 	}
 }
 
-// A node is decommissioned: cordoned, drained by a taint, deleted. It stays deleted,
-// and so does its Lease, which a garbage collector, played by the test, removes with
-// it. Log, /readyz and a metric report it, and what to do; a restart registers the Node
-// as a first start does.
+// A node is deleted: it stays deleted, and so does its Lease, which a garbage
+// collector, played by the test, removes with it. Log, /readyz and a metric report it,
+// and what to do. When somebody else creates the Node again nodeprobe keeps its status
+// and its Lease, as a kubelet would. What it does not know of it, it leaves alone.
 func TestDeleted(t *testing.T) {
 	t.Parallel()
 	cp := controlplane.StartExclusive(t, controlplane.Options{AuditLog: true})
 	n := newNode(t, cp, agent.Config{"nodeStatusReportFrequency": "1s", "nodeLeaseDurationSeconds": 4})
 	a := n.StartReady()
-	n.patch(map[string]any{"spec": map[string]any{
-		"unschedulable": true, "taints": []corev1.Taint{{Key: "example.com/retired", Effect: corev1.TaintEffectNoExecute}},
-	}})
 	must.Note(t, stage.Metric(a, deleted, 0))
-	wantGone := func() {
-		t.Helper()
-		if got, err := n.Get(); !apierrors.IsNotFound(err) {
-			t.Fatalf("a node that was deleted is back: %+v, error %v", got, err)
-		}
-	}
-	old := n.MustGet()
 	n.Delete()
-	time.Sleep(3 * time.Second) // several of all its periods
-	wantGone()
 	stage.WaitUnready(t, a, "[-]status failed: "+stillDeleted)
 	stage.WaitUnready(t, a, "[-]lease failed: "+stillDeleted)
 	stage.Eventually(t, deleted+" is 1", func() error { return stage.Metric(a, deleted, 1) })
@@ -68,23 +56,29 @@ func TestDeleted(t *testing.T) {
 	since := time.Now()
 	n.deleteLease()
 	time.Sleep(10 * time.Second) // longer than the longest back-off and the lease
-	if lease, err := n.Lease(); !apierrors.IsNotFound(err) {
-		t.Errorf("the lease of a node that was deleted: %+v, %v", lease, err)
-	}
 	n.wantSilence(since)
-	wantGone()
+	_, err1 := n.Get()
+	if _, err2 := n.Lease(); !apierrors.IsNotFound(err1) || !apierrors.IsNotFound(err2) {
+		t.Fatalf("what was deleted is back: node: %v, lease: %v", err1, err2)
+	}
 	must.Note(t, stage.Code(a, "/livez", 200))
 	stage.CheckOnce(t, a)
 
-	a.Stop()
-	began := time.Now()
-	a = n.StartReady()
-	if got := n.MustGet(); got.UID == old.UID || got.Spec.Unschedulable {
-		t.Errorf("after a restart: %+v", got.Spec)
+	created := time.Now()
+	again := must.Get(n.Client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: map[string]string{"example.com/by": "hand"}},
+		Spec:       corev1.NodeSpec{Unschedulable: true},
+	}, metav1.CreateOptions{}))(t)
+	n.WaitReady(a)
+	n.WaitRenewed(created)
+	got := n.MustGet()
+	if got.UID != again.UID || !got.Spec.Unschedulable || got.Labels["example.com/by"] != "hand" || got.Labels[corev1.LabelHostname] == "" {
+		t.Errorf("the node: %+v, %+v", got.ObjectMeta, got.Spec)
 	}
-	checkConditions(t, n.MustGet())
-	n.WaitRenewed(began)
+	checkConditions(t, got)
+	n.wantOwnedLease(got)
 	must.Note(t, stage.Metric(a, deleted, 0))
+	n.waitEvent("NodeNotSchedulable", n.Name) // of the new node: "kubectl describe node" goes by the UID
 }
 
 // A controller deletes the Node 25 ms after it appears, again and again.
@@ -114,19 +108,11 @@ func TestDeletedByController(t *testing.T) {
 	defer func() { watcher.Stop(); <-stopped }()
 	began := time.Now()
 	n.Start()
-	var at time.Time
-	select {
-	case at = <-first:
-	case <-time.After(stage.Patience):
-		t.Fatal("the node has not appeared")
-	}
-	const during = 20 * time.Second
-	time.Sleep(during)
+	at := <-first
+	time.Sleep(20 * time.Second)
 	all := stage.Writes(t, cp, "nodeprobe", began).About("nodes")
-	creations := len(all.Of("create nodes"))
-	t.Logf("in %s: %d writes, %d of them creations", during, len(all), creations)
-	if creations != 1 || len(all) > 4 {
-		t.Errorf("%d writes of the node in %s, %d of them creations", len(all), during, creations)
+	if creations := len(all.Of("create nodes")); creations != 1 || len(all) > 4 {
+		t.Errorf("%d writes of the node, %d of them creations", len(all), creations)
 	}
 	for _, e := range all {
 		// What was on its way may still arrive.
@@ -135,32 +121,6 @@ func TestDeletedByController(t *testing.T) {
 			break
 		}
 	}
-}
-
-// Somebody else creates the Node again: as a kubelet would, nodeprobe keeps its status
-// and its Lease. What it does not know of it, it leaves alone.
-func TestCreatedAgainByOthers(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, controlplane.StartForTest(t), nil)
-	a := n.StartReady()
-	n.Delete()
-	n.deleteLease()
-	stage.WaitUnready(t, a, stillDeleted)
-	created := time.Now()
-	again := must.Get(n.Client.CoreV1().Nodes().Create(t.Context(), &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: map[string]string{"example.com/by": "hand"}},
-		Spec:       corev1.NodeSpec{Unschedulable: true},
-	}, metav1.CreateOptions{}))(t)
-	n.WaitReady(a)
-	n.WaitRenewed(created)
-	got := n.MustGet()
-	if got.UID != again.UID || !got.Spec.Unschedulable || got.Labels["example.com/by"] != "hand" || got.Labels[corev1.LabelHostname] == "" {
-		t.Errorf("the node: %+v, %+v", got.ObjectMeta, got.Spec)
-	}
-	checkConditions(t, got)
-	n.wantOwnedLease(got)
-	must.Note(t, stage.Metric(a, deleted, 0))
-	n.waitEvent("NodeNotSchedulable", n.Name) // of the new node: "kubectl describe node" goes by the UID
 }
 
 // The Lease alone is deleted: it is made again, with the Node for its owner.

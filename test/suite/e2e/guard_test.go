@@ -11,7 +11,6 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -110,20 +109,6 @@ func (n *node) wantRefused() (log string) {
 	return exit.Log
 }
 
-// A Lease that another agent has left behind, in its own name: that is no other
-// writer.
-func TestLeaseLeftBehind(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeLeaseDurationSeconds": 4})
-	n.createLease("other-agent", "other-agent", time.Now().Add(-time.Hour))
-	a := n.StartReady()
-	n.WaitRenewed(time.Now())
-	if lease, err := n.Lease(); err != nil || *lease.Spec.HolderIdentity != "other-agent" {
-		t.Errorf("lease %+v, error %v: its holder is for others to change", lease, err)
-	}
-	must.Note(t, stage.Code(a, "/readyz", 200))
-}
-
 // A kubelet that comes later: nothing more is written, for as long as the process
 // lasts.
 func TestGuardStandsDown(t *testing.T) {
@@ -175,61 +160,6 @@ func TestGuardCannotTell(t *testing.T) {
 			time.Sleep(5 * time.Second)
 			a.Stop()
 			wantOnlyReads(t, proxy)
-		})
-	}
-}
-
-// A Lease that a kubelet renewed 2 s ago is a live kubelet's, at first sight: it is left
-// alone even where it could not be read at the very start, and is never renewed again.
-func TestGuardKubeletsLease(t *testing.T) {
-	t.Parallel()
-	for _, readable := range []bool{true, false} {
-		t.Run(fmt.Sprint("readable ", readable), func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeStatusUpdateFrequency": "1h"})
-			proxy := n.Through()
-			before := n.createLease(n.Name, kubeletManager, time.Now().Add(-2*time.Second))
-			if readable {
-				if log := n.wantRefused(); !kubeletAlive.MatchString(log) {
-					t.Errorf("it does not say why: %s", log)
-				}
-			} else {
-				proxy.Inject(fault.Rule{Methods: []string{"GET"}, Path: leasePath, Count: 1, Fault: fault.Reset()})
-				waitStoodDown(t, n.Start())
-				time.Sleep(5 * time.Second)
-			}
-			if lease, err := n.Lease(); err != nil || lease.ResourceVersion != before.ResourceVersion {
-				t.Errorf("the lease was written to: %+v, %v", lease, err)
-			}
-			if _, err := n.Get(); !apierrors.IsNotFound(err) {
-				t.Errorf("there is a Node: %v", err)
-			}
-		})
-	}
-}
-
-// What cannot be read is asked for again; where nobody else is alive all goes on as at
-// any start.
-func TestGuardReadsInTheEnd(t *testing.T) {
-	t.Parallel()
-	for manager, age := range map[string]time.Duration{
-		kubeletManager: 41 * time.Second, // a kubelet's that is gone
-		"nodeprobe":    time.Second,      // our own, before a restart
-	} {
-		t.Run(manager, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeStatusUpdateFrequency": "1h"})
-			proxy := n.Through()
-			began := time.Now()
-			n.createLease(n.Name, manager, began.Add(-age))
-			proxy.Refuse()
-			a := n.Start()
-			stage.WaitUnready(t, a, cannotTell)
-			must.OK(t, proxy.Accept())
-			n.WaitReady(a)
-			n.WaitRenewed(began)
-			checkConditions(t, n.MustGet())
-			stage.CheckOnce(t, a)
 		})
 	}
 }

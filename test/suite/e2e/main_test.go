@@ -177,37 +177,6 @@ func TestForeignWrites(t *testing.T) {
 	}
 }
 
-// A cloud controller manager owns the addresses, once it has set them.
-func TestForeignAddresses(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, controlplane.StartForTest(t), agent.Config{"cloudProvider": "external", "nodeStatusReportFrequency": "1s"})
-	a := n.StartReady()
-	if want := (corev1.Taint{Key: "node.cloudprovider.kubernetes.io/uninitialized", Value: "true", Effect: corev1.TaintEffectNoSchedule}); !stage.HasTaint(n.MustGet(), want) {
-		t.Errorf("taints: %+v, want %+v among them", n.MustGet().Spec.Taints, want)
-	}
-	want := []corev1.NodeAddress{
-		{Type: corev1.NodeExternalIP, Address: "192.0.2.7"},
-		{Type: corev1.NodeExternalIP, Address: "2001:db8::7"},
-		{Type: corev1.NodeExternalDNS, Address: "seven.example.com"},
-	}
-	got := n.MustGet()
-	got.Status.Addresses = want
-	stage.Eventually(t, "the addresses are set", func() error {
-		_, err := n.Client.CoreV1().Nodes().UpdateStatus(t.Context(), got, metav1.UpdateOptions{})
-		if err != nil {
-			got = n.MustGet()
-			got.Status.Addresses = want
-		}
-		return err
-	})
-	n.markUnknown() // so that there is something to post
-	n.waitMended()
-	must.Note(t, stage.Code(a, "/readyz", 200))
-	if addresses := n.MustGet().Status.Addresses; fmt.Sprint(addresses) != fmt.Sprint(want) {
-		t.Errorf("addresses: %+v, want %+v", addresses, want)
-	}
-}
-
 // A controller that marks the node Unknown does not tell anybody. nodeprobe
 // sees it by its watch: neither of its own clocks comes into play here.
 func TestMendsUnknown(t *testing.T) {
@@ -234,14 +203,11 @@ func TestPageTellsOfWrites(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, controlplane.StartForTest(t), agent.Config{})
 	a := n.StartReady()
-	code, body, err := a.Get(t.Context(), "/api/v1/status")
-	if err != nil || code != 200 {
-		t.Fatalf("%d, %v: %s", code, err, body)
-	}
+	_, body, err := a.Get(t.Context(), "/api/v1/status")
+	must.OK(t, err)
 	var got struct {
-		NodeName, Mode string
-		Checks         []struct{ Name, Error string }
-		Status         struct {
+		Checks []struct{ Name, Error string }
+		Status struct {
 			Posted time.Time
 			Reason string
 			Bytes  int
@@ -252,19 +218,9 @@ func TestPageTellsOfWrites(t *testing.T) {
 		}
 	}
 	must.OK(t, json.Unmarshal(body, &got))
-	if got.NodeName != n.Name || got.Mode != "own" {
-		t.Errorf("got %s", body)
-	}
-	var checks []string
-	for _, c := range got.Checks {
-		checks = append(checks, c.Name)
-		if c.Error != "" {
-			t.Errorf("%s: %s", c.Name, c.Error)
-		}
-	}
 	for _, want := range []string{"sampler", "conditions", "status", "lease"} {
-		if !slices.Contains(checks, want) {
-			t.Errorf("checks %q, want %s among them", checks, want)
+		if i := slices.IndexFunc(got.Checks, func(c struct{ Name, Error string }) bool { return c.Name == want }); i < 0 || got.Checks[i].Error != "" {
+			t.Errorf("checks %+v, want %s among them", got.Checks, want)
 		}
 	}
 	if s := got.Status; s.Posted.Before(a.Started) || s.Posted.After(time.Now()) || s.Reason == "" || s.Bytes == 0 {
@@ -274,11 +230,5 @@ func TestPageTellsOfWrites(t *testing.T) {
 	// It may have been renewed once more since.
 	if l := got.Lease; l.Renewed.Before(a.Started) || l.Renewed.After(lease.Spec.RenewTime.Add(time.Second)) || l.Result != "success" {
 		t.Errorf("lease: %+v, and the API server has %s", l, lease.Spec.RenewTime)
-	}
-	_, body, err = a.Get(t.Context(), "/")
-	for _, want := range []string{"<dt>Status</dt><dd>posted ", "<dt>Lease</dt><dd>renewed "} {
-		if err != nil || !strings.Contains(string(body), want) {
-			t.Errorf("no %q: %v\n%s", want, err, body)
-		}
 	}
 }

