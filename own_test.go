@@ -84,6 +84,11 @@ func TestSetters(t *testing.T) {
 	testtree.Eventually(t, "it is called again", func() bool { a.Update(); return api.stored().Labels["example.com/late"] == "yes" })
 
 	// All of it is written under the name of the Config.
+	testtree.Eventually(t, "the lease is there", func() bool {
+		api.mu.Lock()
+		defer api.mu.Unlock()
+		return api.lease != nil
+	})
 	for what, fields := range map[string][]metav1.ManagedFieldsEntry{"node": api.stored().ManagedFields, "lease": func() []metav1.ManagedFieldsEntry {
 		api.mu.Lock()
 		defer api.mu.Unlock()
