@@ -2,15 +2,12 @@ package build
 
 import (
 	"bytes"
-	"context"
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
@@ -79,53 +76,5 @@ func TestCached(t *testing.T) {
 	file, err := Cached(t.Context(), prog, nil)
 	if err != nil || file == files[0] {
 		t.Errorf("after a change of the pins: %s, %v", file, err)
-	}
-}
-
-func TestBuildFailure(t *testing.T) {
-	root := inFakeModule(t)
-	must.OK(t, os.WriteFile(filepath.Join(root, "modules/prog/main.go"), []byte("package main\n\nfunc main() { undefined() }\n"), 0o600))
-	// Twice: a failure must not count as a result.
-	for range 2 {
-		if _, err := Cached(t.Context(), prog, nil); err == nil || !strings.Contains(err.Error(), "undefined: undefined") {
-			t.Errorf("got %v, want the compiler's message", err)
-		}
-	}
-}
-
-func TestLockWaits(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "lock")
-	unlock := must.Get(Lock(t.Context(), file, "x", nil))(t)
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if _, err := Lock(ctx, file, "x", nil); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("second lock: %v", err)
-	}
-	unlock()
-	unlock = must.Get(Lock(t.Context(), file, "x", nil))(t)
-	unlock()
-}
-
-func TestRootOutside(t *testing.T) {
-	t.Chdir("/")
-	if root, err := Root(); err == nil {
-		t.Errorf("found %s", root)
-	}
-}
-
-func TestModuleVersion(t *testing.T) {
-	root := must.Get(Root())(t)
-	for dir, module := range map[string]string{
-		"harness/controlplane/modules/etcd":       "go.etcd.io/etcd/server/v3",
-		"harness/controlplane/modules/kubernetes": "k8s.io/kubernetes",
-		"bench/peers/nodeexporter":                "github.com/prometheus/node_exporter",
-	} {
-		version, err := moduleVersion(filepath.Join(root, dir, "go.mod"), module)
-		if err != nil || !strings.HasPrefix(version, "v") {
-			t.Errorf("%s: %q, %v", module, version, err)
-		}
-		if _, err := moduleVersion(filepath.Join(root, dir, "go.mod"), "k8s.io/none"); err == nil {
-			t.Errorf("%s: version of a module that it does not require", dir)
-		}
 	}
 }

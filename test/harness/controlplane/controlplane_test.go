@@ -1,13 +1,10 @@
 package controlplane
 
 import (
-	"context"
 	"fmt"
-	"net"
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -18,7 +15,6 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
-	"github.com/nodeprobe/nodeprobe/test/harness/process"
 )
 
 func TestMain(m *testing.M) { os.Exit(Main(m)) }
@@ -122,53 +118,5 @@ func TestStopLeavesNothing(t *testing.T) {
 		if _, err := os.Stat(fmt.Sprintf("/proc/%d", pid)); err == nil {
 			t.Errorf("process %d survived Stop", pid)
 		}
-	}
-}
-
-func TestEarlyExitShowsLog(t *testing.T) {
-	skipIfShort(t)
-	dir := t.TempDir()
-	// A file where etcd wants its directory.
-	must.OK(t, os.WriteFile(dir+"/etcd", nil, 0o600))
-	begin := time.Now()
-	_, err := Start(t.Context(), Options{Dir: dir})
-	if err == nil || !strings.Contains(err.Error(), "etcd ended early") || !strings.Contains(err.Error(), "data") {
-		t.Errorf("got %v, want etcd's last lines", err)
-	}
-	if took := time.Since(begin); took > readyTimeout/2 {
-		t.Errorf("noticed after %s only", took)
-	}
-}
-
-func TestPortClashIsRecognized(t *testing.T) {
-	skipIfShort(t)
-	binaries := must.Get(Build(t.Context(), os.Stderr))(t)
-	listener := must.Get(net.Listen("tcp4", "127.0.0.1:0"))(t)
-	defer listener.Close()
-	taken := listener.Addr().(*net.TCPAddr).Port
-	cp := &ControlPlane{dir: t.TempDir(), binaries: binaries, running: map[*component]*process.Process{}}
-	defer cp.stopProcesses()
-	must.OK(t, cp.prepare())
-	for _, test := range []struct {
-		component *component
-		port      *int
-	}{{etcd, &cp.ports.etcdClient}, {apiServer, &cp.ports.apiServer}} {
-		free := *test.port
-		*test.port = taken
-		if err := cp.run(t.Context(), test.component); !isPortClash(err) {
-			t.Errorf("%s: got %v, want an address already in use", test.component.target.Name, err)
-		}
-		// The next component needs this one.
-		*test.port = free
-		must.OK(t, cp.run(t.Context(), test.component))
-	}
-}
-
-func TestStartCanceled(t *testing.T) {
-	skipIfShort(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := Start(ctx, Options{}); err == nil {
-		t.Error("Start with a canceled context: no error")
 	}
 }

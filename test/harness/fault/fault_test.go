@@ -5,8 +5,6 @@ import (
 	"errors"
 	"net/http"
 	"os"
-	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -53,24 +51,6 @@ func readyReason(t *testing.T, name string) string {
 		}
 	}
 	return ""
-}
-
-func TestRecordsRequests(t *testing.T) {
-	name, p, client := newNode(t)
-	p.Forget()
-	must.OK(t, patchStatus(t.Context(), client, name, "Recorded"))
-	path := "/api/v1/nodes/" + name + "/status"
-	got := must.Get(p.WaitFor(t.Context(), func(r fault.Request) bool { return r.Method == http.MethodPatch }))(t)
-	if got.Path != path || got.Code != http.StatusOK || got.Fault != "" || got.ContentType != string(types.StrategicMergePatchType) ||
-		!strings.Contains(string(got.Body), "Recorded") || time.Since(got.Time) > time.Minute {
-		t.Errorf("recorded %+v", got)
-	}
-	if n := p.Count(http.MethodGet, ""); n != 0 {
-		t.Errorf("%d GETs, want 0", n)
-	}
-	if n := p.Count("", "/api/v1/nodes/*/status"); n != 1 {
-		t.Errorf("%d requests for the status, want 1", n)
-	}
 }
 
 // The proxy must not make anyone more powerful than the user it stands for.
@@ -120,35 +100,4 @@ func TestFaults(t *testing.T) {
 			must.Note(t, patchStatus(t.Context(), client, name, "After")) // the rule is used up
 		})
 	}
-}
-
-func TestRefuse(t *testing.T) {
-	name, p, client := newNode(t)
-	p.Refuse()
-	// The first may still use the old connection, and find it broken.
-	if err := patchStatus(t.Context(), client, name, "Broken"); err == nil {
-		t.Error("no error while connections are refused")
-	}
-	if err := patchStatus(t.Context(), client, name, "Refused"); !errors.Is(err, syscall.ECONNREFUSED) {
-		t.Errorf("got %v, want connection refused", err)
-	}
-	must.OK(t, p.Accept())
-	must.Note(t, patchStatus(t.Context(), client, name, "After"))
-}
-
-// Watches are answers that do not end; the proxy must pass each event on.
-func TestWatch(t *testing.T) {
-	name, _, client := newNode(t)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	w := must.Get(client.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + name}))(t)
-	defer w.Stop()
-	must.OK(t, patchStatus(ctx, client, name, "Watched"))
-	for event := range w.ResultChan() {
-		node := event.Object.(*corev1.Node)
-		if len(node.Status.Conditions) > 0 && node.Status.Conditions[0].Reason == "Watched" {
-			return
-		}
-	}
-	t.Error("the change did not come through")
 }

@@ -4,64 +4,12 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
-	corev1 "k8s.io/api/core/v1"
 
-	"github.com/nodeprobe/nodeprobe/test/harness/containerd"
-	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
-	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 )
-
-func TestMain(m *testing.M) { os.Exit(controlplane.Main(m)) }
-
-// A kubelet registers its Node, with what it was configured to say, and leaves
-// nothing behind.
-func TestKubelet(t *testing.T) {
-	need.Root(t)
-	cp := controlplane.StartForTest(t)
-	before := machine(t)
-	runtime := containerd.StartForTest(t, containerd.Options{Dir: t.TempDir()})
-	name := controlplane.ObjectName(t)
-	history := nodewatch.FollowForTest(t, cp.Client(), name)
-	k := StartForTest(t, cp, Options{
-		NodeName: name, RuntimeEndpoint: runtime.Endpoint, Dir: t.TempDir(),
-		Thresholds: map[string]string{"memory.available": "1Mi"},
-		Config:     Config{"maxPods": 7, "systemReserved": map[string]string{"cpu": "500m"}},
-	})
-	seen := must.Get(history.Wait(t.Context(), time.Time{}, nodewatch.Has(corev1.NodeReady, corev1.ConditionTrue)))(t)
-	status := seen.Node.Status
-	if got := status.Allocatable.Pods().Value(); got != 7 {
-		t.Errorf("%d pods, want 7", got)
-	}
-	if got := status.Capacity.Cpu().MilliValue() - status.Allocatable.Cpu().MilliValue(); got != 500 {
-		t.Errorf("%dm CPU reserved, want 500", got)
-	}
-	for range 2 {
-		must.Note(t, k.Stop())
-	}
-	if after := machine(t); after != before {
-		t.Errorf("the machine was left different: %q, was %q", after, before)
-	}
-}
-
-// machine is the state that a kubelet changes.
-func machine(t *testing.T) (state string) {
-	t.Helper()
-	for _, name := range tunables {
-		value := must.Get(os.ReadFile(filepath.Join("/proc/sys", name)))(t)
-		state += name + "=" + string(value)
-	}
-	for _, dir := range []string{devicePlugins, filepath.Dir(devicePlugins), "/var/log/pods", "/usr/libexec/kubernetes"} {
-		if _, err := os.Stat(dir); err == nil {
-			state += " " + dir
-		}
-	}
-	return state
-}
 
 func TestKeep(t *testing.T) {
 	sysctls := t.TempDir()

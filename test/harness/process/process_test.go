@@ -105,23 +105,6 @@ func TestWaitReadyTimeout(t *testing.T) {
 	}
 }
 
-func TestStartMissingProgram(t *testing.T) {
-	if _, err := Start(Spec{Path: "/nonexistent", LogFile: filepath.Join(t.TempDir(), "log")}); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("got %v", err)
-	}
-}
-
-func TestLogTail(t *testing.T) {
-	file := filepath.Join(t.TempDir(), "log")
-	must.OK(t, os.WriteFile(file, []byte(strings.Repeat("long line\n", 100_000)+"a\nb\n"), 0o600))
-	if got := LogTail(file, 2); got != "\ta\n\tb" {
-		t.Errorf("got %q", got)
-	}
-	if got := LogTail(file+"x", 2); !strings.Contains(got, "no such file") {
-		t.Errorf("got %q", got)
-	}
-}
-
 // What a killed test leaves behind would be there for the next: nothing is.
 func TestDiesWithParent(t *testing.T) {
 	if os.Getenv("NODEPROBE_PROCESS_VICTIM") == "1" {
@@ -140,11 +123,4 @@ func TestDiesWithParent(t *testing.T) {
 		t.Fatal(scanErr)
 	}
 	waitGone(t, pid)
-}
-
-func TestFreePorts(t *testing.T) {
-	ports := must.Get(FreePorts(3))(t)
-	if len(ports) != 3 || ports[0] == ports[1] || ports[1] == ports[2] || ports[0] == ports[2] {
-		t.Errorf("got %v", ports)
-	}
 }
