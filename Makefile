@@ -79,7 +79,7 @@ bench: ## cost of a sample and a verdict, beside the bare system calls and procf
 	go test -count=1 -cpu 1 -run BenchReport -v ./probe -bench-report | grep -E 'RESULT|FAIL|^ok'
 
 bench-latency: deps control-plane ## from a crossing to Go and to the Node; PEER=kubelet for a kubelet beside it (needs root)
-	go -C test run ./bench/latency
+	go -C test run ./bench/latency -peer "$(PEER)"
 
 bench-overhead: ## what the probes cost forks, threads and writes, beside off/off (needs root)
 	go -C test run ./bench/overhead

@@ -13,19 +13,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/exec"
 	"strings"
 	"sync"
-	"text/tabwriter"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 
 	"github.com/nodeprobe/nodeprobe/test/bench/program"
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
+	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
@@ -53,13 +53,11 @@ const (
 )
 
 func run(p *program.P) {
-	nodeprobe := p.Nodeprobe()
-	p.Parse()
-	p.NeedsRoot("it takes memory and process IDs, in cgroups, and mounts a small filesystem")
-	// Building takes minutes where nothing is cached, and says so; the rest of
-	// the demo speaks for itself.
+	binary := p.ParseNodeprobe()
+	need.Root(p)
+	// Building takes minutes where nothing is cached, and reports progress; the rest
+	// of the demo speaks for itself.
 	must.Get(controlplane.Build(p.Context(), p.Progress))(p)
-	binary := nodeprobe()
 	begin := time.Now()
 	cp := p.ControlPlane(controlplane.Options{})
 	version := must.Get(cp.Client().Discovery().ServerVersion())(p)
@@ -79,22 +77,21 @@ func run(p *program.P) {
 	})
 	s.say("nodeprobe runs in mode own (pid %d), with a sample every %s", s.agent.PID(), sampleInterval)
 	s.register()
-	table := tabwriter.NewWriter(p.Out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(table, "condition\tthreshold\tTrue after crossing\tFalse after release")
+	rows := []string{"condition\tthreshold\tTrue after crossing\tFalse after release"}
 	var figures []program.Figure
 	for i, l := range loads {
 		if i > 0 {
 			s.sleep(pace)
 		}
 		becameTrue, becameFalse := s.play(l, i == 1)
-		fmt.Fprintf(table, "%s\t%s<%s\t%s\t%s\n", l.Condition, l.Signal, l.Threshold, millis(becameTrue), millis(becameFalse))
+		rows = append(rows, fmt.Sprintf("%s\t%s<%s\t%s\t%s", l.Condition, l.Signal, l.Threshold, millis(becameTrue), millis(becameFalse)))
 		// The budget is that of crossing to Node patched, 99 times out of 100.
 		name := strings.ToLower(strings.TrimSuffix(string(l.Condition), "Pressure"))
 		figures = append(figures, program.Figure{Name: "demo_" + name + "_seconds", Value: becameTrue.Seconds(), Digits: 3, Unit: "s", Budget: 0.025})
 	}
 	fmt.Fprintln(p.Out)
-	table.Flush()
-	program.Print(p.Out, figures)
+	p.Table(rows...)
+	p.Print(figures)
 }
 
 // stage is where the conditions flip.
@@ -111,9 +108,8 @@ func (s *stage) say(format string, args ...any) {
 }
 
 func (s *stage) quote(text string) {
-	for line := range strings.Lines(strings.TrimRight(text, "\n")) {
-		fmt.Fprintf(s.Out, "         │ %s\n", strings.TrimRight(line, "\n"))
-	}
+	text = strings.TrimRight(text, "\n")
+	fmt.Fprintln(s.Out, "         │ "+strings.ReplaceAll(text, "\n", "\n         │ "))
 }
 
 func (s *stage) sleep(d time.Duration) { s.SleepBeside(s.agent.Exited(), d) }
@@ -133,11 +129,7 @@ func amount(l *pressure.Load, n int64) string {
 func (s *stage) register() {
 	seen := s.see(s.agent.Started, corev1.NodeReady, corev1.ConditionTrue)
 	s.say("Node %s is registered and Ready, %s after nodeprobe was started", nodeName, millis(seen.Sub(s.agent.Started)))
-	if text, ok := s.kubectl("get", "node", nodeName); ok {
-		s.quote("$ kubectl get node " + nodeName + "\n" + text)
-	} else {
-		s.conditions()
-	}
+	s.conditions()
 	var renewals []time.Time
 	for deadline := time.Now().Add(flipTimeout); len(renewals) < 3; s.sleep(20 * time.Millisecond) {
 		lease, err := s.cp.Client().CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(s.Context(), nodeName, metav1.GetOptions{})
@@ -152,7 +144,8 @@ func (s *stage) register() {
 		(renewals[2].Sub(renewals[0]) / 2).Round(10*time.Millisecond))
 }
 
-func (s *stage) play(l *pressure.Load, yaml bool) (becameTrue, becameFalse time.Duration) {
+// play crosses a limit and lets go again. If whole, it prints all of the condition.
+func (s *stage) play(l *pressure.Load, whole bool) (becameTrue, becameFalse time.Duration) {
 	before := s.calm(l)
 	fmt.Fprintln(s.Out)
 	s.say("%s is %s, the limit %s; now for pressure, down to %s", l.Signal, amount(l, before), amount(l, l.Limit), amount(l, l.Left))
@@ -168,7 +161,9 @@ func (s *stage) play(l *pressure.Load, yaml bool) (becameTrue, becameFalse time.
 	seen := s.see(start, l.Condition, corev1.ConditionTrue)
 	becameTrue = max(0, seen.Sub(at))
 	s.say("crossed at %s; %s is True at the API server at %s, %s later", at.Format(clock), l.Condition, seen.Format(clock), millis(becameTrue))
-	if !yaml || !s.kubectlYAML(l.Condition) {
+	if whole {
+		s.quote(string(must.Get(yaml.Marshal(nodewatch.Condition(s.node(), l.Condition)))(s)))
+	} else {
 		s.conditions()
 	}
 	s.sleep(pace)
@@ -218,32 +213,12 @@ func (s *stage) see(since time.Time, condition corev1.NodeConditionType, status 
 	return must.Get(s.history.Wait(ctx, since, nodewatch.Has(condition, status)))(s).At
 }
 
-// kubectl returns what kubectl prints, or false where there is none.
-func (s *stage) kubectl(args ...string) (string, bool) {
-	cmd := exec.CommandContext(s.Context(), "kubectl", append([]string{"--kubeconfig", s.cp.AdminKubeconfig()}, args...)...)
-	text, err := cmd.Output()
-	return string(text), err == nil
-}
-
 func (s *stage) conditions() {
 	var parts []string
 	for _, c := range s.node().Status.Conditions {
 		parts = append(parts, fmt.Sprintf("%s=%s", c.Type, c.Status))
 	}
 	s.quote(strings.Join(parts, "  "))
-}
-
-// kubectlYAML shows one condition as the Node's YAML has it, if kubectl is there.
-func (s *stage) kubectlYAML(condition corev1.NodeConditionType) bool {
-	const item = "  - lastHeartbeatTime:"
-	text, _ := s.kubectl("get", "node", nodeName, "-o", "yaml")
-	for part := range strings.SplitSeq(text, item) {
-		if body, _, found := strings.Cut(part, "    type: "+string(condition)+"\n"); found {
-			s.quote("$ kubectl get node " + nodeName + " -o yaml\n  …\n" + item + body + "    type: " + string(condition) + "\n  …")
-			return true
-		}
-	}
-	return false
 }
 
 func (s *stage) node() *corev1.Node {

@@ -10,12 +10,10 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -41,7 +39,6 @@ const (
 	ownName     = "nodeprobe own"
 	// leaseDuration is the kubelet's default, and nodeprobe's.
 	leaseDuration = 40 * time.Second
-	readyTimeout  = 2 * time.Minute
 )
 
 var peer = build.Target{
@@ -52,13 +49,12 @@ var peer = build.Target{
 }
 
 func run(p *program.P) {
-	nodeprobe := p.Nodeprobe()
 	window := p.Flags.Duration("window", time.Minute, "how long to measure")
 	warmup := p.Flags.Duration("warmup", 10*time.Second, "how long to wait before")
 	containers := p.Flags.Int("containers", 0, "compare with a machine of so many `containers` more")
 	rounds := p.Flags.Int("rounds", 3, "how many windows with containers, and without")
-	p.Parse()
-	binary, peerBinary := nodeprobe(), must.Get(build.Cached(p.Context(), peer, p.Progress))(p)
+	binary := p.ParseNodeprobe()
+	peerBinary := must.Get(build.Cached(p.Context(), peer, p.Progress))(p)
 	cp := p.ControlPlane(controlplane.Options{Log: p.Progress})
 	subjects := start(p, cp, binary, peerBinary)
 	// Waits first, so that the start and the end of containers is in no window.
@@ -76,15 +72,35 @@ func run(p *program.P) {
 			with = append(with, measure())
 			must.OK(p, load.Release())
 		}
-		printRatios(p.Out, subjects, *containers, without, with)
+		printRatios(p, subjects, *containers, without, with)
 		return
 	}
 	p.Logf("measuring for %s after %s of warm-up", *window, *warmup)
 	costs := measure()
 	// An idle process that does not do its job would look good.
-	must.OK(p, renewing(p.Context(), cp))
-	printTable(p.Out, subjects, costs)
-	program.Print(p.Out, figures(costs, must.Get(os.Stat(binary))(p).Size(), must.Get(os.Stat(peerBinary))(p).Size()))
+	lease := must.Get(cp.Client().CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(p.Context(), "own", metav1.GetOptions{}))(p)
+	if renewed := lease.Spec.RenewTime; renewed == nil || time.Since(renewed.Time) > leaseDuration {
+		p.Fatalf("%s renewed its Lease at %v", ownName, renewed)
+	}
+	rows := []string{"process\tRSS MiB\tmax\tanon\tfile\tCPU ms/min\twake-ups/s\tscrapes\tscrape KiB"}
+	for _, s := range subjects {
+		c := costs[s.Name]
+		rows = append(rows, fmt.Sprintf("%s\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%d\t%.1f", s.Name, mib(c.RSS), mib(c.RSSMax),
+			mib(c.RSSAnon), mib(c.RSSFile), program.Millis(c.CPU), c.Wakeups, c.Scrapes, float64(c.ScrapeBytes)/1024))
+	}
+	p.Table(rows...)
+	megabytes := func(file string) float64 { return float64(must.Get(os.Stat(file))(p).Size()) / 1e6 }
+	observe, own, other := costs[observeName], costs[ownName], costs[peer.Name]
+	figure := func(name string, value float64, unit string, budget, beside float64) program.Figure {
+		return program.Figure{Name: name, Value: value, Digits: 1, Unit: unit, Budget: budget, Peer: peer.Name, Beside: beside}
+	}
+	p.Print([]program.Figure{
+		figure("rss_observe", mib(observe.RSS), "MiB", 17, mib(other.RSS)),
+		figure("rss_own", mib(own.RSS), "MiB", 22, mib(other.RSS)),
+		figure("cpu_own", program.Millis(own.CPU), "ms/min", 10, program.Millis(other.CPU)),
+		figure("wakeups_own", own.Wakeups, "/s", 3, other.Wakeups),
+		figure("binary_size", megabytes(binary), "MB", 36, megabytes(peerBinary)),
+	})
 }
 
 // start starts what is to be measured and waits until all of it answers scrapes.
@@ -103,7 +119,7 @@ func start(p *program.P, cp *controlplane.ControlPlane, binary, peerBinary strin
 	}))(p)
 	p.Cleanup(func() { exporter.Stop(0) })
 	last := footprint.Subject{Name: peer.Name, PID: exporter.PID(), MetricsURL: "http://" + address + "/metrics"}
-	ctx, cancel := context.WithTimeout(p.Context(), readyTimeout)
+	ctx, cancel := context.WithTimeout(p.Context(), 2*time.Minute)
 	defer cancel()
 	must.OK(p, exporter.WaitReady(ctx, func(ctx context.Context) error {
 		_, err := footprint.Scrape(ctx, last.MetricsURL)
@@ -112,51 +128,15 @@ func start(p *program.P, cp *controlplane.ControlPlane, binary, peerBinary strin
 	return append(subjects, last)
 }
 
-// renewing fails unless the node's Lease has been renewed lately.
-func renewing(ctx context.Context, cp *controlplane.ControlPlane) error {
-	lease, err := cp.Client().CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, "own", metav1.GetOptions{})
-	if err != nil {
-		return fmt.Errorf("check that %s works: %w", ownName, err)
-	}
-	if renewed := lease.Spec.RenewTime; renewed == nil || time.Since(renewed.Time) > leaseDuration {
-		return fmt.Errorf("check that %s works: it renewed its Lease at %v", ownName, renewed)
-	}
-	return nil
-}
-
 func mib(bytes int64) float64 { return float64(bytes) / (1 << 20) }
 
-func printTable(w io.Writer, subjects []footprint.Subject, costs map[string]footprint.Cost) {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "process\tRSS MiB\tmax\tanon\tfile\tCPU ms/min\twake-ups/s\tscrapes\tscrape KiB")
-	for _, s := range subjects {
-		c := costs[s.Name]
-		fmt.Fprintf(table, "%s\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%.1f\t%d\t%.1f\n", s.Name, mib(c.RSS), mib(c.RSSMax),
-			mib(c.RSSAnon), mib(c.RSSFile), program.Millis(c.CPU), c.Wakeups, c.Scrapes, float64(c.ScrapeBytes)/1024)
-	}
-	table.Flush()
-}
-
-func figures(costs map[string]footprint.Cost, size, peerSize int64) (all []program.Figure) {
-	observe, own, other := costs[observeName], costs[ownName], costs[peer.Name]
-	add := func(name string, value float64, unit string, budget, beside float64) {
-		all = append(all, program.Figure{Name: name, Value: value, Digits: 1, Unit: unit, Budget: budget, Peer: peer.Name, Beside: beside})
-	}
-	add("rss_observe", mib(observe.RSS), "MiB", 14, mib(other.RSS))
-	add("rss_own", mib(own.RSS), "MiB", 20, mib(other.RSS))
-	add("cpu_own", program.Millis(own.CPU), "ms/min", 10, program.Millis(other.CPU))
-	add("wakeups_own", own.Wakeups, "/s", 3, other.Wakeups)
-	add("binary_size", float64(size)/1e6, "MB", 36, float64(peerSize)/1e6)
-	return all
-}
-
 // printRatios prints medians over the windows. The budget is nodeprobe's.
-func printRatios(w io.Writer, subjects []footprint.Subject, containers int, without, with []map[string]footprint.Cost) {
+func printRatios(p *program.P, subjects []footprint.Subject, containers int, without, with []map[string]footprint.Cost) {
 	for _, s := range subjects {
 		median := func(windows []map[string]footprint.Cost, of func(footprint.Cost) float64) float64 {
-			values := make([]float64, len(windows))
-			for i, costs := range windows {
-				values[i] = of(costs[s.Name])
+			var values []float64
+			for _, costs := range windows {
+				values = append(values, of(costs[s.Name]))
 			}
 			slices.Sort(values)
 			return values[len(values)/2]
@@ -164,11 +144,11 @@ func printRatios(w io.Writer, subjects []footprint.Subject, containers int, with
 		cpu := func(c footprint.Cost) float64 { return program.Millis(c.CPU) }
 		rss := func(c footprint.Cost) float64 { return mib(c.RSS) }
 		cpu0, cpu1, rss0, rss1 := median(without, cpu), median(with, cpu), median(without, rss), median(with, rss)
-		fmt.Fprintf(w, "%s: CPU %.1f -> %.1f ms/min, RSS %.2f -> %.2f MiB\n", s.Name, cpu0, cpu1, rss0, rss1)
-		if short, ours := strings.CutPrefix(s.Name, "nodeprobe "); ours {
-			program.Print(w, []program.Figure{
-				{Name: fmt.Sprintf("cpu_%s_%d_containers", short, containers), Value: cpu1 / cpu0, Digits: 3, Unit: "x", Budget: 1.05},
-				{Name: fmt.Sprintf("rss_%s_%d_containers", short, containers), Value: rss1 / rss0, Digits: 3, Unit: "x", Budget: 1.05},
+		fmt.Fprintf(p.Out, "%s: CPU %.1f -> %.1f ms/min, RSS %.2f -> %.2f MiB\n", s.Name, cpu0, cpu1, rss0, rss1)
+		if mode, ours := strings.CutPrefix(s.Name, "nodeprobe "); ours {
+			p.Print([]program.Figure{
+				{Name: fmt.Sprintf("cpu_%s_%d_containers", mode, containers), Value: cpu1 / cpu0, Digits: 3, Unit: "x", Budget: 1.05},
+				{Name: fmt.Sprintf("rss_%s_%d_containers", mode, containers), Value: rss1 / rss0, Digits: 3, Unit: "x", Budget: 1.05},
 			})
 		}
 	}

@@ -1,6 +1,6 @@
 // Command idle measures what nodeprobe does while nothing happens: how often its
 // threads wake up, what CPU time that takes, and what the timer in the kernel
-// costs. It tells the causes apart by running nodeprobe several times side by
+// costs. It separates the causes by running nodeprobe several times side by
 // side, each time with one more thing to do; what the next one costs more is what
 // that thing costs.
 //
@@ -10,9 +10,7 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/test/bench/program"
@@ -25,17 +23,16 @@ import (
 func main() { program.Main("idle", run) }
 
 func run(p *program.P) {
-	nodeprobe := p.Nodeprobe()
 	window := p.Flags.Duration("window", 2*time.Minute, "how long to measure")
 	warmup := p.Flags.Duration("warmup", 15*time.Second, "how long to wait before")
-	p.Parse()
-	binary := nodeprobe()
+	binary := p.ParseNodeprobe()
 	cp := p.ControlPlane(controlplane.Options{Log: p.Progress})
 	agents := map[string]*agent.Agent{}
 	var running []footprint.Subject
 	for _, s := range subjects() {
+		node := strings.ReplaceAll(s.name, " ", "-")
 		a := agent.StartForTest(p, agent.Spec{
-			Binary: binary, Dir: p.TempDir(), NodeName: s.node(), Config: s.config, Kubeconfig: must.Get(cp.NodeKubeconfig(s.node()))(p),
+			Binary: binary, Dir: p.TempDir(), NodeName: node, Config: s.config, Kubeconfig: must.Get(cp.NodeKubeconfig(node))(p),
 		})
 		agents[s.name] = a
 		watched := footprint.Subject{Name: s.name, PID: a.PID()}
@@ -57,25 +54,20 @@ func run(p *program.P) {
 	begin, before := time.Now(), metrics()
 	p.Sleep(time.Second)
 	costs := must.Get(footprint.Measure(p.Context(), *window, running))(p)
-	after, took := metrics(), time.Since(begin)
-	grown := map[string]map[string]float64{}
-	for name := range agents {
-		grown[name] = growth(before[name], after[name])
-	}
-	must.OK(p, working(costs, grown))
-	printTable(p.Out, costs, grown)
-	program.Print(p.Out, figures(costs, grown[observe], took))
-}
-
-func printTable(w io.Writer, costs map[string]footprint.Cost, grown map[string]map[string]float64) {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "process\twake-ups/s\tCPU ms/min\tsamples\tunasked\trenewals\tscrapes")
+	grown, took := metrics(), time.Since(begin)
+	rows := []string{"process\twake-ups/s\tCPU ms/min\tsamples\tunasked\trenewals\tscrapes"}
 	for _, s := range subjects() {
+		for series := range grown[s.name] {
+			grown[s.name][series] -= before[s.name][series]
+		}
 		c := costs[s.name]
 		ticks, others := samples(grown[s.name])
-		fmt.Fprintf(table, "%s\t%.2f\t%.1f\t%.0f\t%.0f\t%.0f\t%d\n", s.name, c.Wakeups, program.Millis(c.CPU), ticks, others, grown[s.name][renewals], c.Scrapes)
+		must.OK(p, s.worked(c, grown[s.name]))
+		rows = append(rows, fmt.Sprintf("%s\t%.2f\t%.1f\t%.0f\t%.0f\t%.0f\t%d",
+			s.name, c.Wakeups, program.Millis(c.CPU), ticks, others, grown[s.name][renewals], c.Scrapes))
 	}
-	table.Flush()
+	p.Table(rows...)
+	p.Print(figures(costs, grown[observe], took))
 }
 
 // The budgets.
@@ -124,9 +116,6 @@ type subject struct {
 	scraped bool
 }
 
-// node is the name of the subject's Node.
-func (s subject) node() string { return strings.ReplaceAll(s.name, " ", "-") }
-
 // observe is nodeprobe with its defaults, and own in that mode; with the others
 // they are scraped.
 const (
@@ -159,14 +148,6 @@ func subjects() []subject {
 // renewals counts renewed Leases.
 const renewals = `nodeprobe_heartbeat_renewals_total{result="success"}`
 
-func growth(before, after map[string]float64) map[string]float64 {
-	grown := make(map[string]float64, len(after))
-	for series, value := range after {
-		grown[series] = value - before[series]
-	}
-	return grown
-}
-
 // samples returns how many samples the interval asked for, and how many
 // something else did: a stall, a mount. On an idle machine nothing else does.
 func samples(grown map[string]float64) (ticks, others float64) {
@@ -181,19 +162,17 @@ func samples(grown map[string]float64) (ticks, others float64) {
 	return ticks, others
 }
 
-// working fails unless each subject did what it is there for: one that does
-// nothing would look good.
-func working(costs map[string]footprint.Cost, grown map[string]map[string]float64) error {
-	for _, s := range subjects() {
-		ticks, others := samples(grown[s.name])
-		switch {
-		case s.config["sampleInterval"] == nil && ticks+others == 0:
-			return fmt.Errorf("%s has taken no sample", s.name)
-		case s.config["mode"] == "own" && s.config["nodeLeaseDurationSeconds"] == nil && grown[s.name][renewals] == 0:
-			return fmt.Errorf("%s has not renewed its Lease", s.name)
-		case s.scraped && costs[s.name].Scrapes == 0:
-			return fmt.Errorf("%s was not scraped", s.name)
-		}
+// worked fails unless the subject did what it is there for: one that does nothing
+// would look good.
+func (s subject) worked(c footprint.Cost, grown map[string]float64) error {
+	ticks, others := samples(grown)
+	switch {
+	case s.config["sampleInterval"] == nil && ticks+others == 0:
+		return fmt.Errorf("%s has taken no sample", s.name)
+	case s.config["mode"] == "own" && s.config["nodeLeaseDurationSeconds"] == nil && grown[renewals] == 0:
+		return fmt.Errorf("%s has not renewed its Lease", s.name)
+	case s.scraped && c.Scrapes == 0:
+		return fmt.Errorf("%s was not scraped", s.name)
 	}
 	return nil
 }

@@ -1,6 +1,6 @@
 // Command latency measures how long it takes from the moment at which a limit is
 // crossed until nodeprobe's user space knows, and until the Node at a real API
-// server says so: for memory, PIDs and disk. It prints one RESULT line for each
+// server shows it: for memory, PIDs and disk. It prints one RESULT line for each
 // figure that has a budget.
 //
 //	go run ./bench/latency                # 50 crossings of each
@@ -13,9 +13,7 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
-	"strconv"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -25,6 +23,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/bench/program"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
+	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
 
@@ -33,68 +32,40 @@ func main() {
 	program.Main("latency", run)
 }
 
-// options are the flags, with environment variables for "make bench-latency" as
-// their defaults.
-type options struct {
-	crossings, peerCrossings int
-	peer, only               string
-}
-
-func parse(p *program.P, getenv func(string) string) (o options) {
-	number := func(name string, otherwise int) int {
-		if text := getenv(name); text != "" {
-			return must.Get(strconv.Atoi(text))(p)
-		}
-		return otherwise
-	}
-	p.Flags.IntVar(&o.crossings, "crossings", number("CROSSINGS", 50), "how many to make of each signal's limit ($CROSSINGS)")
-	p.Flags.StringVar(&o.peer, "peer", getenv("PEER"), "also compare with this `program`: kubelet ($PEER)")
-	p.Flags.IntVar(&o.peerCrossings, "peer-crossings", number("PEER_CROSSINGS", 6), "how many to make of each limit for the peer ($PEER_CROSSINGS)")
-	p.Flags.StringVar(&o.only, "only", "", "only this `load`: memory, pid or disk")
-	p.Parse()
-	switch {
-	case o.crossings < 1 || o.peerCrossings < 1:
-		p.Fatal("less than one crossing")
-	case !slices.Contains([]string{"", "memory", "pid", "disk"}, o.only):
-		p.Fatalf("load %q is not known", o.only)
-	case o.peer != "" && o.peer != kubeletName:
-		p.Fatalf("peer %q is not known", o.peer)
-	}
-	return o
-}
-
 func run(p *program.P) {
-	nodeprobe := p.Nodeprobe()
-	o := parse(p, os.Getenv)
-	p.NeedsRoot("it fills a filesystem that it mounts, and nodeprobe its BPF programs")
-	s := &stage{P: p, dir: p.TempDir(), binary: nodeprobe()}
-	s.cp = p.ControlPlane(controlplane.Options{Log: p.Progress})
+	crossings := p.Flags.Int("crossings", 50, "how many to make of each signal's limit")
+	peer := p.Flags.String("peer", "", "also compare with this `program`: kubelet")
+	peerCrossings := p.Flags.Int("peer-crossings", 6, "how many to make of each limit for the peer")
+	only := p.Flags.String("only", "", "only this `load`: memory, pid or disk")
+	binary := p.ParseNodeprobe()
+	if *peer != "" && *peer != kubeletName {
+		p.Fatalf("peer %q is not known", *peer)
+	}
+	need.Root(p)
+	s := &stage{P: p, dir: p.TempDir(), binary: binary, cp: p.ControlPlane(controlplane.Options{Log: p.Progress})}
 	config := s.cp.Config()
 	config.ContentType = runtime.ContentTypeProtobuf // decoding JSON takes its time
 	s.watcher = must.Get(kubernetes.NewForConfig(config))(p)
 	fs := must.Get(pressure.Disk(filesystemSize))(p)
 	p.Cleanup(func() { must.Note(p, fs.Close()) })
 	s.rootfs = fs.Dir
-	loads := slices.DeleteFunc(newLoads(p, fs, fleet), func(l *load) bool { return o.only != "" && l.name != o.only })
-
+	loads := slices.DeleteFunc(newLoads(p, fs, fleet), func(l *load) bool { return *only != "" && l.name != *only })
+	if len(loads) == 0 {
+		p.Fatalf("load %q is not known", *only)
+	}
 	var figures []program.Figure
-	timed := func(what string, do func() []program.Figure) {
-		begin := time.Now()
-		figures = append(figures, do()...)
-		p.Logf("%s took %s", what, time.Since(begin).Round(time.Second))
-	}
 	for _, l := range loads {
-		timed(l.signal, func() []program.Figure {
-			result := s.series(l, o.crossings)
-			result.print(p.Out)
-			return result.figures()
-		})
+		p.Logf("%s: %d crossings", l.signal, *crossings)
+		result := s.series(l, *crossings)
+		result.print(p)
+		figures = append(figures, result.figures()...)
 	}
-	if o.peer != "" {
-		timed(o.peer, func() []program.Figure { return s.compare(loads, o.peerCrossings) })
+	if *peer != "" {
+		p.Logf("%d crossings beside a %s", *peerCrossings, *peer)
+		figures = append(figures, s.compare(loads, *peerCrossings)...)
 	}
 	fmt.Fprintln(p.Out)
-	program.Print(p.Out, figures)
+	p.Print(figures)
 }
 
 // load is one signal, and how to press on it: quantities are bytes or tasks.
@@ -161,16 +132,15 @@ func newLoads(p *program.P, fs *pressure.Filesystem, most int) []*load {
 // there was not.
 type crossing struct{ Above, Below time.Time }
 
-// errForeign: somebody else on this machine crossed the limit, at a
-// time that nobody noted.
-var errForeign = errors.New("crossed by somebody else")
+// errForeign means that another process crossed the limit, at an unknown time.
+var errForeign = errors.New("crossed by another process")
 
-// mostSteps bounds a crossing that does not come about.
-const mostSteps = 10_000
+// maxSteps bounds a crossing that does not come about.
+const maxSteps = 10_000
 
 // cross takes steps until less is available than the limit.
 func cross(r pressure.Ramp, limit, step int64) (c crossing, err error) {
-	for range mostSteps {
+	for range maxSteps {
 		asked := time.Now()
 		available, err := r.Available()
 		switch {
@@ -187,11 +157,11 @@ func cross(r pressure.Ramp, limit, step int64) (c crossing, err error) {
 			return c, err
 		}
 	}
-	return c, fmt.Errorf("the limit %d is not crossed after %d steps of %d", limit, mostSteps, step)
+	return c, fmt.Errorf("the limit %d is not crossed after %d steps of %d", limit, maxSteps, step)
 }
 
-// approach has r hold so much that what is available lies in the middle of the
-// band between low and high, or near it, and says whether it does. Others use
+// approach takes or gives so much that what is available lies in the middle of the
+// band between low and high, or near it, and reports whether it does. Others use
 // and give back memory and tasks at the same time, so this may take a few calls.
 func approach(r pressure.Ramp, low, high, stride int64) (there bool, err error) {
 	available, err := r.Available()

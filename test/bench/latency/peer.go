@@ -2,12 +2,10 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"text/tabwriter"
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/test/bench/program"
@@ -26,8 +24,8 @@ const (
 	kubeletTimeout = 90 * time.Second
 )
 
-// comparison is how long each of two took to tell of the same crossings of a
-// signal's limit.
+// comparison is how long each of two took to report the same crossings of a signal's
+// limit.
 type comparison struct {
 	load        *load
 	node        *node // ours
@@ -63,11 +61,11 @@ func (s *stage) compare(loads []*load, crossings int) []program.Figure {
 	for range crossings {
 		peer.both(all)
 	}
-	return printComparisons(s.Out, all)
+	return printComparisons(s.P, all)
 }
 
-// both crosses each limit once, holds it until the peer has told of it, and lets
-// go until it tells of that.
+// both crosses each limit once, holds it until the peer has reported it, and lets go
+// until that is reported.
 func (n *node) both(all []*comparison) {
 	calm := func(c *comparison) {
 		c.node.calm(c.load.condition)
@@ -79,7 +77,7 @@ func (n *node) both(all []*comparison) {
 	n.sleep(rand.N(kubeletPeriod))
 	traces, begun := make([]*trace, len(all)), make([]time.Time, len(all))
 	for i, c := range all {
-		// Once more if somebody else was faster, when that is over.
+		// Again if another process was faster, when that is over.
 		for traces[i] == nil {
 			begun[i] = time.Now()
 			if traces[i] = c.node.cross(c.load, c.load.limit(0)); traces[i] == nil {
@@ -117,23 +115,19 @@ func hold(n *node, all []*comparison) {
 	}
 }
 
-func printComparisons(w io.Writer, all []*comparison) (figures []program.Figure) {
-	fmt.Fprintf(w, "\ncrossing to Node seen, of %d crossings that both saw:\n", len(all[0].ours))
-	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(table, "ms\tnodeprobe p50\tmax\tkubelet p50\tmax\tmissed by kubelet")
+func printComparisons(p *program.P, all []*comparison) (figures []program.Figure) {
+	fmt.Fprintf(p.Out, "\ncrossing to Node seen, of %d crossings that both saw:\n", len(all[0].ours))
+	rows := []string{"ms\tnodeprobe p50\tmax\tkubelet p50\tmax\tmissed by kubelet"}
 	for _, c := range all {
 		ours, peers := summarize(c.ours), summarize(c.peers)
-		fmt.Fprintf(table, "%s\t%.3f\t%.3f\t%.0f\t%.0f\t%d\n", c.load.signal,
-			program.Millis(ours.p50), program.Millis(ours.max), program.Millis(peers.p50), program.Millis(peers.max), c.missed)
+		rows = append(rows, fmt.Sprintf("%s\t%.3f\t%.3f\t%.0f\t%.0f\t%d", c.load.signal, ours.p50, ours.max, peers.p50, peers.max, c.missed))
 		name := "latency_" + c.load.name
 		figures = append(figures,
-			program.Figure{Name: name + "_kubelet_p50", Value: program.Millis(peers.p50), Unit: "ms"},
-			program.Figure{Name: name + "_kubelet_max", Value: program.Millis(peers.max), Unit: "ms"},
-			program.Figure{
-				Name: name + "_ratio", Value: float64(peers.p50) / float64(max(ours.p50, 1)),
-				Unit: fmt.Sprintf("x peer=%s:%.0fms", kubeletName, program.Millis(peers.p50)),
-			})
+			program.Figure{Name: name + "_kubelet_p50", Value: peers.p50, Unit: "ms"},
+			program.Figure{Name: name + "_kubelet_max", Value: peers.max, Unit: "ms"},
+			program.Figure{Name: name + "_ratio", Value: peers.p50 / max(ours.p50, 1e-6), Unit: fmt.Sprintf("x peer=%s:%.0fms", kubeletName, peers.p50)},
+		)
 	}
-	table.Flush()
+	p.Table(rows...)
 	return figures
 }

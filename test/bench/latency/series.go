@@ -2,14 +2,12 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"math"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strings"
-	"text/tabwriter"
 	"time"
+
+	"github.com/prometheus/procfs"
 
 	"github.com/nodeprobe/nodeprobe/test/bench/program"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
@@ -29,7 +27,7 @@ const (
 type series struct {
 	load    *load
 	traces  []*trace
-	foreign int // crossings that somebody else made, and nobody could clock
+	foreign int // crossings that another process made, and that have no time
 	held    int // patches that had to wait for others
 	floor   []time.Duration
 	idle    float64 // share of the CPUs' time
@@ -61,7 +59,7 @@ func (s *stage) series(l *load, crossings int) *series {
 	}
 	calm()
 	nodes[0].sleep(settle)
-	before, began := held(), must.Get(readCPUTime())(s)
+	before, began := held(), readCPUTime(s)
 	if s.floor == nil {
 		s.floor = newFloor(s, nodes[0].history.Last())
 	}
@@ -69,10 +67,11 @@ func (s *stage) series(l *load, crossings int) *series {
 		result.round(nodes, crossings)
 		calm()
 		if result.foreign > crossings+fleet*2 {
-			s.Fatalf("somebody else crossed %d limits of %s: this machine is too busy", result.foreign, l.signal)
+			s.Fatalf("other processes crossed %d limits of %s: this machine is too busy", result.foreign, l.signal)
 		}
 	}
-	result.idle = must.Get(readCPUTime())(s).idleSince(began)
+	ended := readCPUTime(s)
+	result.idle = (ended.idle - began.idle) / (ended.all - began.all)
 	result.held = held() - before
 	return result
 }
@@ -95,33 +94,27 @@ func (s *series) round(nodes []*node, crossings int) {
 	must.OK(nodes[0], s.load.ramp.Give(math.MaxInt64))
 }
 
-func (s *series) durations(of func(*trace) time.Duration) []time.Duration {
-	all := make([]time.Duration, 0, len(s.traces))
+func (s *series) durations(of func(*trace) time.Duration) (all []time.Duration) {
 	for _, t := range s.traces {
 		all = append(all, of(t))
 	}
 	return all
 }
 
-func (s *series) print(w io.Writer) {
-	var by [notices]int
-	var wavered int
+func (s *series) print(p *program.P) {
+	ways, wavered := map[notice]int{}, 0
 	for _, t := range s.traces {
-		by[t.notice()]++
+		ways[t.notice()]++
 		wavered += min(t.wavered, 1)
 	}
-	var ways []string
-	for n, count := range by {
-		if count > 0 {
-			ways = append(ways, fmt.Sprintf("%d %s", count, notice(n)))
-		}
-	}
-	fmt.Fprintf(w, "\n%s: %d crossings, noticed: %s\n", s.load.signal, len(s.traces), strings.Join(ways, ", "))
-	fmt.Fprintf(w, "CPUs %.0f %% idle; others undid %d crossings, which were made again, and made %d themselves, which do not count; %d patches had to wait\n",
+	fmt.Fprintf(p.Out, "\n%s: %d crossings, noticed: %v\n", s.load.signal, len(s.traces), ways)
+	fmt.Fprintf(p.Out, "CPUs %.0f %% idle; others undid %d crossings, which were made again, and made %d themselves, which do not count; %d patches had to wait\n",
 		100*s.idle, wavered, s.foreign, s.held)
-
-	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(table, "ms\tp50\tp99\tmax")
+	rows := []string{"ms\tp50\tp99\tmax"}
+	add := func(name string, durations []time.Duration) {
+		sum := summarize(durations)
+		rows = append(rows, fmt.Sprintf("%s\t%.3f\t%.3f\t%.3f", name, sum.p50, sum.p99, sum.max))
+	}
 	for _, stage := range []struct {
 		name string
 		took func(*trace) time.Duration
@@ -134,18 +127,14 @@ func (s *series) print(w io.Writer) {
 		{"crossing to Go", (*trace).toGo},
 		{"crossing to Node seen", (*trace).toNode},
 	} {
-		sum := summarize(s.durations(stage.took))
-		printRow(table, stage.name, sum)
+		add(stage.name, s.durations(stage.took))
 	}
-	printRow(table, "floor: bare patch to Node seen", summarize(s.floor))
-	table.Flush()
+	add("floor: bare patch to Node seen", s.floor)
+	p.Table(rows...)
 }
 
-func printRow(w io.Writer, name string, s summary) {
-	fmt.Fprintf(w, "%s\t%.3f\t%.3f\t%.3f\n", name, program.Millis(s.p50), program.Millis(s.p99), program.Millis(s.max))
-}
-
-// figures are what is compared with the budgets.
+// figures are what is compared with the budgets, in milliseconds. A Node's median is
+// compared with that of a bare patch in the same run.
 func (s *series) figures() []program.Figure {
 	name := "latency_" + s.load.name
 	missed := 0
@@ -154,83 +143,45 @@ func (s *series) figures() []program.Figure {
 			missed++
 		}
 	}
-	all := append(figures(name+"_go", summarize(s.durations((*trace).toGo)), goBudget, nil),
-		figures(name+"_node", summarize(s.durations((*trace).toNode)), nodeBudget, s.floor)...)
-	return append(all, program.Figure{Name: name + "_missed_by_kernel", Value: float64(missed), Unit: fmt.Sprintf("of_%d budget=0", len(s.traces))})
-}
-
-// percentile is the least of the values that p percent of them do not exceed,
-// with no value made up between two: of 50, the 99th is the greatest. The values
-// are sorted; without any it is 0.
-func percentile(sorted []time.Duration, p float64) time.Duration {
-	if len(sorted) == 0 {
-		return 0
+	toGo, toNode, floor := summarize(s.durations((*trace).toGo)), summarize(s.durations((*trace).toNode)), summarize(s.floor)
+	figure := func(what string, value, budget float64) program.Figure {
+		return program.Figure{Name: name + what, Value: value, Digits: 3, Unit: "ms", Budget: budget}
 	}
-	rank := int(math.Ceil(p / 100 * float64(len(sorted))))
-	return sorted[max(rank, 1)-1]
+	beside := func(f program.Figure, floor float64) program.Figure {
+		f.Peer, f.Beside = "floor", floor
+		return f
+	}
+	return []program.Figure{
+		figure("_go_p50", toGo.p50, 0.5),
+		figure("_go_p99", toGo.p99, 5),
+		figure("_go_max", toGo.max, 0),
+		beside(figure("_node_p50", toNode.p50, math.Round(1500*floor.p50)/1000), floor.p50),
+		beside(figure("_node_p99", toNode.p99, 25), floor.p99),
+		beside(figure("_node_max", toNode.max, 0), floor.max),
+		{Name: name + "_missed_by_kernel", Value: float64(missed), Unit: fmt.Sprintf("of_%d budget=0", len(s.traces))},
+	}
 }
 
-// summary is what is said about a number of durations.
-type summary struct{ p50, p99, max time.Duration }
+// summary is what is printed of a number of durations, in milliseconds.
+type summary struct{ p50, p99, max float64 }
 
+// summarize takes percentiles by the nearest rank, with no value made up between two:
+// of 50, the 99th is the greatest.
 func summarize(durations []time.Duration) summary {
+	if len(durations) == 0 {
+		return summary{}
+	}
 	sorted := slices.Sorted(slices.Values(durations))
-	return summary{percentile(sorted, 50), percentile(sorted, 99), percentile(sorted, 100)}
+	percentile := func(p int) float64 { return program.Millis(sorted[(p*len(sorted)+99)/100-1]) }
+	return summary{percentile(50), percentile(99), percentile(100)}
 }
 
-// budget is what design and documentation promise; both in milliseconds.
-type budget struct{ p50, p99 float64 }
+// cpuTime is how many seconds the CPUs have spent since the machine was booted. A
+// figure that was measured on a busy machine says little.
+type cpuTime struct{ all, idle float64 }
 
-var (
-	goBudget   = budget{0.5, 5}
-	nodeBudget = budget{5, 25}
-)
-
-// figures are those of a summary, with the floor's beside if there are any.
-func figures(name string, s summary, b budget, floor []time.Duration) []program.Figure {
-	f := summarize(floor)
-	all := []program.Figure{
-		{Name: name + "_p50", Value: program.Millis(s.p50), Budget: b.p50, Beside: program.Millis(f.p50)},
-		{Name: name + "_p99", Value: program.Millis(s.p99), Budget: b.p99, Beside: program.Millis(f.p99)},
-		{Name: name + "_max", Value: program.Millis(s.max), Beside: program.Millis(f.max)},
-	}
-	for i := range all {
-		if all[i].Digits, all[i].Unit = 3, "ms"; len(floor) > 0 {
-			all[i].Peer = "floor"
-		}
-	}
-	return all
-}
-
-// cpuTime is how the machine has spent its CPUs' time since it was booted.
-type cpuTime struct{ all, idle int64 }
-
-func readCPUTime() (cpuTime, error) {
-	data, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return cpuTime{}, fmt.Errorf("read CPU time: %w", err)
-	}
-	return parseCPUTime(string(data))
-}
-
-// parseCPUTime reads the first line of /proc/stat:
-//
-//	cpu  user nice system idle iowait irq softirq steal guest guest_nice
-func parseCPUTime(stat string) (t cpuTime, err error) {
-	line, _, _ := strings.Cut(stat, "\n")
-	var f [8]int64
-	if _, err := fmt.Sscanf(line, "cpu %d %d %d %d %d %d %d %d", &f[0], &f[1], &f[2], &f[3], &f[4], &f[5], &f[6], &f[7]); err != nil {
-		return t, fmt.Errorf("read CPU time: %w", err)
-	}
-	for _, n := range f {
-		t.all += n
-	}
-	t.idle = f[3] + f[4]
-	return t, nil
-}
-
-// idleSince is the share of the time since then in which the CPUs had nothing to
-// do. A figure that was measured beside others' work says little.
-func (t cpuTime) idleSince(then cpuTime) float64 {
-	return float64(t.idle-then.idle) / float64(max(t.all-then.all, 1))
+func readCPUTime(p *stage) cpuTime {
+	c := must.Get(must.Get(procfs.NewDefaultFS())(p).Stat())(p).CPUTotal
+	idle := c.Idle + c.Iowait
+	return cpuTime{c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ + c.Steal + idle, idle}
 }

@@ -79,7 +79,7 @@ func (n *node) sleep(d time.Duration) { n.SleepBeside(n.exited, d) }
 
 func (n *node) log() []agent.Record { return must.Get(n.agent.Log())(n) }
 
-// calm waits until the condition is False, be it because of us or of others.
+// calm waits until the condition is False.
 func (n *node) calm(condition corev1.NodeConditionType) {
 	for deadline := time.Now().Add(calmTimeout); n.status(condition) != corev1.ConditionFalse; n.sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -112,8 +112,7 @@ func (n *node) approach(l *load, limit int64) {
 	}
 }
 
-// cross makes one crossing, and returns how it made its way; nil if somebody else
-// was faster.
+// cross makes one crossing and returns its trace, nil if another process was faster.
 func (n *node) cross(l *load, limit int64) *trace {
 	// nodeprobe must have two changes to post at once: that the limit is crossed,
 	// and that it no longer is.
@@ -149,8 +148,8 @@ func (n *node) seen(since time.Time, condition corev1.NodeConditionType, within 
 	return seen.At
 }
 
-// press keeps up the pressure, whatever others give back, until the Node tells
-// of it or the time is over.
+// press keeps up the pressure, whatever others give back, until the Node shows it or
+// the time is over.
 func (n *node) press(l *load, limit int64, since time.Time, t *trace) {
 	for deadline := time.Now().Add(noticeTimeout); time.Now().Before(deadline); {
 		if t.seen = n.seen(since, l.condition, 20*time.Millisecond); !t.seen.IsZero() {
@@ -163,8 +162,8 @@ func (n *node) press(l *load, limit int64, since time.Time, t *trace) {
 	}
 }
 
-// disturbed reports whether somebody else has crossed the limit since the given
-// time, or did so before and nodeprobe has not got over it.
+// disturbed reports whether another process has crossed the limit since the given
+// time, or did so before and the condition is still True.
 func (n *node) disturbed(l *load, since time.Time) bool {
 	var t trace
 	log := n.log()

@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"fmt"
 	"strings"
 	"time"
 
@@ -24,14 +23,14 @@ type trace struct {
 	wavered int
 }
 
-// The lines of nodeprobe's log that tell of a crossing.
+// The lines of nodeprobe's log that are about a crossing.
 const (
 	kernelEvent      = "kernel event"
 	conditionChanged = "condition changed"
 	nodePatched      = "patched node status"
 )
 
-// record is what such a line says.
+// record is what such a line holds.
 type record struct {
 	Kind      string
 	On        bool
@@ -47,14 +46,11 @@ func parseRecord(r agent.Record) (d record, err error) {
 	if r.Msg != kernelEvent && r.Msg != conditionChanged {
 		return d, nil
 	}
-	if err := json.Unmarshal([]byte(r.Line), &d); err != nil {
-		return d, fmt.Errorf("read nodeprobe's log: %w", err)
-	}
-	return d, nil
+	return d, json.Unmarshal([]byte(r.Line), &d)
 }
 
-// follow fills in what the log says to have been since the given time. It does
-// not go by the order of the lines.
+// follow fills in what the log has since the given time, whatever the order of its
+// lines.
 func (t *trace) follow(log []agent.Record, condition string, since time.Time) error {
 	var events []record
 	for _, r := range log {
@@ -99,15 +95,15 @@ func lastStatus(log []agent.Record, condition string) (status string, err error)
 // more every ten seconds. The log says how many it has used.
 func posts(log []agent.Record, now time.Time) int {
 	const (
-		most   = 3
+		burst  = 3
 		refill = 10 * time.Second
 	)
-	left, filled := most, time.Time{}
+	left, filled := burst, time.Time{}
 	advance := func(now time.Time) {
 		earned := int(now.Sub(filled) / refill)
 		left, filled = left+earned, filled.Add(time.Duration(earned)*refill)
-		if left >= most {
-			left, filled = most, now
+		if left >= burst {
+			left, filled = burst, now
 		}
 	}
 	for _, r := range log {
@@ -121,30 +117,23 @@ func posts(log []agent.Record, now time.Time) int {
 }
 
 // notice is by what a crossing was noticed.
-type notice int
+type notice string
 
 const (
-	// byEvent: the kernel's event had a sample taken, and that said so.
-	byEvent notice = iota
+	// byEvent: the kernel's event had a sample taken, which agreed.
+	byEvent notice = "by the kernel's event"
 	// beforeEvent: a sample that something else had asked for was there first.
-	beforeEvent
-	// afterEvent: the sample that the event had taken did not agree; a later one
-	// did.
-	afterEvent
+	beforeEvent notice = "a moment before it"
+	// afterEvent: the sample that the event had taken did not agree; a later one did.
+	afterEvent notice = "only later, by another sample"
 	// byOther: there was no event.
-	byOther
-	// byNone: the Node did not say so in time.
-	byNone
-
-	notices = int(iota)
+	byOther notice = "without an event"
+	// byNone: the Node did not show it in time.
+	byNone notice = "not at all"
 )
 
-func (n notice) String() string {
-	return [notices]string{"by the kernel's event", "a moment before it", "only later, by another sample", "without an event", "not at all"}[n]
-}
-
 // missed reports whether the kernel did not do its part.
-func (n notice) missed() bool { return n > beforeEvent }
+func (n notice) missed() bool { return n != byEvent && n != beforeEvent }
 
 // promptly is how long after an event the sample that it asks for is over, and
 // then some. The next that nobody asked for comes after seconds.
@@ -181,7 +170,6 @@ func since(begin, end time.Time) time.Duration {
 	if begin.IsZero() || end.IsZero() {
 		return noticeTimeout
 	}
-	// The times in a log are of the wall clock, and ours must be taken the same
-	// way.
+	// The times in a log are of the wall clock, so no others may be taken either.
 	return end.Round(0).Sub(begin.Round(0))
 }

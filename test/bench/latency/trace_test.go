@@ -78,7 +78,7 @@ func TestTrace(t *testing.T) {
 			}
 			must.OK(t, tr.follow(logOf(t, test.log), "MemoryPressure", crossed.Add(-time.Second)))
 			if got := tr.notice(); got != test.notice {
-				t.Errorf("noticed %s, want %s", got, test.notice)
+				t.Errorf("noticed %q, want %q", got, test.notice)
 			}
 			if goMS, nodeMS := program.Millis(tr.toGo()), program.Millis(tr.toNode()); goMS != test.toGo || nodeMS != test.toNode {
 				t.Errorf("to Go %g ms, to Node %g ms, want %g and %g", goMS, nodeMS, test.toGo, test.toNode)
@@ -98,17 +98,12 @@ func TestTrace(t *testing.T) {
 }
 
 func TestLastStatus(t *testing.T) {
-	for _, test := range []struct{ log, want string }{
-		{"", ""},
-		{"1 event, 2 patched", ""},
-		{"1 True, 2 patched", "True"},
-		{"1 True, 2 patched, 3 False, 4 event", "False"},
+	for log, want := range map[string]string{
+		"": "", "1 event, 2 patched": "", "1 True, 2 patched": "True", "1 True, 2 patched, 3 False, 4 event": "False",
 	} {
-		if got, err := lastStatus(logOf(t, test.log), "MemoryPressure"); got != test.want || err != nil {
-			t.Errorf("%q: %q, %v, want %q", test.log, got, err, test.want)
-		}
-		if got, err := lastStatus(logOf(t, test.log), "DiskPressure"); got != "" || err != nil {
-			t.Errorf("%q about another condition: %q, %v", test.log, got, err)
+		other, err := lastStatus(logOf(t, log), "DiskPressure")
+		if got := must.Get(lastStatus(logOf(t, log), "MemoryPressure"))(t); got != want || other != "" || err != nil {
+			t.Errorf("%q: %q and, about another condition, %q, %v; want %q", log, got, other, err, want)
 		}
 	}
 }

@@ -50,8 +50,8 @@ func (l *loop) run(length time.Duration) (float64, error) {
 
 const blockSize, blocks = 4096, 256
 
-// newLoops makes the loops, and files in dir for those that write. A filesystem
-// without O_DIRECT costs that loop.
+// newLoops makes the loops, and files in dir for those that write; none for O_DIRECT
+// if the filesystem lacks it.
 func newLoops(p testing.TB, dir string) []*loop {
 	loops := []*loop{{"fork", 4, fork}, {"thread", 16, thread}}
 	// O_DIRECT takes memory that is aligned, as a mapping is.
@@ -89,11 +89,9 @@ func overwrite(fd int, block []byte) func() error {
 	}
 }
 
-// fork makes a process that ends at once, and waits for it. No signal tells of
-// its end: the Go runtime would catch it.
-//
-// The child has only this thread, so it must not come to anything that the
-// runtime has a say in.
+// fork makes a process that ends at once, and waits for it. Its end sends no signal:
+// the Go runtime would catch it. The child has only this thread, so it must not run
+// anything of the runtime's.
 //
 //go:norace
 func fork() error {
@@ -132,14 +130,13 @@ func measureRounds(p *program.P, subject agent.Spec, loops []*loop, rounds int, 
 	for i := range rounds {
 		var took [3]map[string]float64
 		for _, which := range orders[i%len(orders)] {
+			stop := func() {}
 			if which == 0 {
 				// It answers when its programs are attached and its limits known to the kernel.
-				a := must.Get(agent.Start(p.Context(), subject))(p)
-				took[which] = look(p, loops, length)
-				a.Stop()
-			} else {
-				took[which] = look(p, loops, length)
+				stop = must.Get(agent.Start(p.Context(), subject))(p).Stop
 			}
+			took[which] = look(p, loops, length)
+			stop()
 		}
 		for _, l := range loops {
 			all[l.name] = append(all[l.name], round{on: took[0][l.name], off: took[1][l.name], offAgain: took[2][l.name]})
@@ -163,17 +160,14 @@ type programCost struct {
 	runs, seconds float64
 }
 
-// name is the hook's without its type.
-func (c programCost) name() string { return c.hook[strings.IndexByte(c.hook, '/')+1:] }
-
 func (c programCost) nanoseconds() float64 { return c.seconds / c.runs * 1e9 }
 
 // programLength is how long each loop is run for the kernel's account.
 const programLength = 3 * time.Second
 
-// measurePrograms has the kernel keep account of nodeprobe's programs while the
-// loops run. That itself takes time in each run, so that no ratio is measured
-// here; and some of it, two readings of the clock, counts as the program's.
+// measurePrograms has the kernel time nodeprobe's programs while the loops run. That
+// itself takes time in each run, so that no ratio is measured here; and some of it,
+// two readings of the clock, counts as the program's.
 func measurePrograms(p *program.P, subject agent.Spec, loops []*loop) []programCost {
 	a := agent.StartForTest(p, subject)
 	keepAccount(p)
@@ -188,32 +182,26 @@ func measurePrograms(p *program.P, subject agent.Spec, loops []*loop) []programC
 
 // programCosts returns what each program took between two looks at the metrics.
 // The kernel had no account of it before, so the first look may lack it.
-func programCosts(before, after map[string]float64) []programCost {
-	var costs []programCost
-	for series := range after {
-		labels, ok := strings.CutPrefix(series, "nodeprobe_bpf_program_runs_total")
-		if !ok {
-			continue
+func programCosts(before, after map[string]float64) (costs []programCost) {
+	for series, runs := range after {
+		if labels, ok := strings.CutPrefix(series, "nodeprobe_bpf_program_runs_total"); ok {
+			seconds := "nodeprobe_bpf_program_run_seconds_total" + labels
+			hook := strings.TrimSuffix(strings.TrimPrefix(labels, `{hook="`), `"}`)
+			costs = append(costs, programCost{hook, runs - before[series], after[seconds] - before[seconds]})
 		}
-		seconds := "nodeprobe_bpf_program_run_seconds_total" + labels
-		costs = append(costs, programCost{
-			hook:    strings.TrimSuffix(strings.TrimPrefix(labels, `{hook="`), `"}`),
-			runs:    after[series] - before[series],
-			seconds: after[seconds] - before[seconds],
-		})
 	}
 	slices.SortFunc(costs, func(a, b programCost) int { return strings.Compare(a.hook, b.hook) })
 	return costs
 }
 
-// keepAccount has the kernel count the runs of all programs, and time them, until
-// this program ends, however it ends.
+// keepAccount makes the kernel count and time the runs of all programs until this
+// process ends.
 func keepAccount(p *program.P) {
 	const enableStats = 32                // BPF_ENABLE_STATS, Linux 5.8
 	attr := struct{ statsType uint32 }{0} // BPF_STATS_RUN_TIME
 	fd, _, errno := unix.Syscall(unix.SYS_BPF, enableStats, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
 	if errno != 0 {
-		p.Fatalf("have the kernel keep account of programs: %w", errno)
+		p.Fatalf("enable statistics of programs: %w", errno)
 	}
 	p.Cleanup(func() { unix.Close(int(fd)) })
 }

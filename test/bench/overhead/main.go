@@ -1,5 +1,5 @@
-// Command overhead measures what the programs in the kernel cost those who run
-// into them: loops of forks, threads and writes, with nodeprobe running and
+// Command overhead measures what the programs in the kernel cost the processes
+// whose system calls run them: loops of forks, threads and writes, with nodeprobe running and
 // without it by turns, and then what each program takes by the kernel's own
 // account. It needs root.
 //
@@ -14,58 +14,50 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"math"
 	"os"
+	"path"
 	"slices"
-	"text/tabwriter"
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/test/bench/program"
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
+	"github.com/nodeprobe/nodeprobe/test/harness/need"
 )
 
 func main() { program.Main("overhead", run) }
 
 func run(p *program.P) {
-	nodeprobe := p.Nodeprobe()
 	on := p.Flags.String("dir", "", "write to files in this `directory` instead of a temporary one")
 	rounds := p.Flags.Int("rounds", 60, "how many rounds")
 	length := p.Flags.Duration("length", 100*time.Millisecond, "how long one look at a loop takes")
-	p.Parse()
-	p.NeedsRoot("the programs do")
+	binary := p.ParseNodeprobe()
+	need.Root(p)
 	dir := must.Get(os.MkdirTemp(*on, "nodeprobe-overhead-"))(p)
 	p.Cleanup(func() { must.Note(p, os.RemoveAll(dir)) })
 	loops := newLoops(p, dir)
-	subject := agent.Spec{Binary: nodeprobe(), Dir: dir, NodeName: "overhead", Config: agent.Config{
+	subject := agent.Spec{Binary: binary, Dir: dir, NodeName: "overhead", Config: agent.Config{
 		"apiVersion": "nodeprobe.dev/v1alpha1", "kind": "NodeProbeConfiguration", "mode": "observe",
 	}}
 	p.Logf("%d rounds", *rounds)
-	begin := time.Now()
 	looks := measureRounds(p, subject, loops, *rounds, *length)
-	p.Logf("took %s; now what each program takes", time.Since(begin).Round(time.Second))
 	costs := measurePrograms(p, subject, loops)
-	printTable(p.Out, loops, looks, costs)
-	program.Print(p.Out, figures(loops, looks, costs))
-}
-
-func printTable(w io.Writer, loops []*loop, looks map[string][]round, costs []programCost) {
-	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "loop\toff\ton/off\tmiddle 80 %\tstd error\toff/off\tmiddle 80 %\tstd error")
+	rows := []string{"loop\toff\ton/off\tmiddle 80 %\tstd error\toff/off\tmiddle 80 %\tstd error"}
 	for _, l := range loops {
 		on, off := ratios(looks[l.name])
-		fmt.Fprintf(table, "%s\t%.2f µs\t%s\t%s\n", l.name, offMedian(looks[l.name])/1e3, on, off)
+		rows = append(rows, fmt.Sprintf("%s\t%.2f µs\t%s\t%s", l.name, offMedian(looks[l.name])/1e3, on, off))
 	}
-	fmt.Fprintln(table, "\nprogram\truns\tns each")
+	rows = append(rows, "\nprogram\truns\tns each")
 	for _, c := range costs {
 		if c.runs == 0 {
-			fmt.Fprintf(table, "%s\t0\tnothing here makes it run\n", c.hook)
+			rows = append(rows, c.hook+"\t0\tnothing here makes it run")
 			continue
 		}
-		fmt.Fprintf(table, "%s\t%.0f\t%.1f\n", c.hook, c.runs, c.nanoseconds())
+		rows = append(rows, fmt.Sprintf("%s\t%.0f\t%.1f", c.hook, c.runs, c.nanoseconds()))
 	}
-	table.Flush()
+	p.Table(rows...)
+	p.Print(figures(loops, looks, costs))
 }
 
 // eventBudget is what a program may take for an event, in nanoseconds.
@@ -83,7 +75,7 @@ func figures(loops []*loop, looks map[string][]round, costs []programCost) (all 
 	}
 	for _, c := range costs {
 		if c.runs > 0 {
-			all = append(all, program.Figure{Name: "bpf_" + c.name() + "_ns", Value: c.nanoseconds(), Digits: 1, Unit: "ns", Budget: eventBudget})
+			all = append(all, program.Figure{Name: "bpf_" + path.Base(c.hook) + "_ns", Value: c.nanoseconds(), Digits: 1, Unit: "ns", Budget: eventBudget})
 		}
 	}
 	return all
@@ -127,9 +119,6 @@ func (s spread) String() string {
 // spreadOf takes the standard error from the median deviation, so that a few
 // figures from when the machine was busy with something else do not matter.
 func spreadOf(figures []float64) spread {
-	if len(figures) == 0 {
-		return spread{}
-	}
 	sorted := slices.Sorted(slices.Values(figures))
 	s := spread{median: median(sorted), low: at(sorted, 0.1), high: at(sorted, 0.9)}
 	deviations := make([]float64, len(sorted))

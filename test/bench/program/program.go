@@ -16,6 +16,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"text/tabwriter"
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
@@ -89,38 +90,23 @@ func (p *P) catch(do func()) {
 	do()
 }
 
-// Context ends with the program.
-func (p *P) Context() context.Context { return p.ctx }
+// What follows is as testing.TB has it. Cleanup's functions run at the end, the last
+// first; Skip fails, because a program is run for what it does.
 
-// Name is the program's.
-func (p *P) Name() string { return p.name }
-
-// Helper is for testing.TB.
-func (p *P) Helper() {}
-
-// Failed reports whether anything has failed.
-func (p *P) Failed() bool { return p.failed != nil }
-
-// Cleanup has undo called at the end, the last first.
-func (p *P) Cleanup(undo func()) { p.undo = append(p.undo, undo) }
-
-// Logf writes a line of progress.
-func (p *P) Logf(format string, args ...any) { fmt.Fprintf(p.Progress, format+"\n", args...) }
-
-// Error fails the program, which goes on.
-func (p *P) Error(args ...any) { p.failed = errors.Join(p.failed, asError(args)) }
-
-// Errorf is Error with a format.
+func (p *P) Context() context.Context          { return p.ctx }
+func (p *P) Name() string                      { return p.name }
+func (p *P) Helper()                           {}
+func (p *P) Failed() bool                      { return p.failed != nil }
+func (p *P) Cleanup(undo func())               { p.undo = append(p.undo, undo) }
+func (p *P) Logf(format string, args ...any)   { fmt.Fprintf(p.Progress, format+"\n", args...) }
+func (p *P) Error(args ...any)                 { p.failed = errors.Join(p.failed, asError(args)) }
 func (p *P) Errorf(format string, args ...any) { p.Error(fmt.Errorf(format, args...)) }
-
-// Fatal fails the program and ends it.
-func (p *P) Fatal(args ...any) { p.Error(args...); panic(ended{}) }
-
-// Fatalf is Fatal with a format.
 func (p *P) Fatalf(format string, args ...any) { p.Fatal(fmt.Errorf(format, args...)) }
-
-// Skip is Fatal: a program is run for what it does.
-func (p *P) Skip(args ...any) { p.Fatal(args...) }
+func (p *P) Skip(args ...any)                  { p.Fatal(args...) }
+func (p *P) Fatal(args ...any) {
+	p.Error(args...)
+	panic(ended{})
+}
 
 func asError(args []any) error {
 	if err, ok := args[0].(error); ok && len(args) == 1 {
@@ -149,23 +135,15 @@ func (p *P) ParseNames() []string {
 	return p.Flags.Args()
 }
 
-// NeedsRoot fails the program unless it runs as root.
-func (p *P) NeedsRoot(why string) {
-	if os.Geteuid() != 0 {
-		p.Fatal("needs root: " + why)
-	}
-}
-
-// Nodeprobe declares the flag -nodeprobe. The function that it returns is for after
-// Parse: it returns the file, built from the tree unless the flag names one.
-func (p *P) Nodeprobe() func() string {
+// ParseNodeprobe reads the flags, among them -nodeprobe, and returns the file to
+// measure, built from the tree unless the flag names one.
+func (p *P) ParseNodeprobe() string {
 	file := p.Flags.String("nodeprobe", "", "measure this `file` instead of building it from the tree")
-	return func() string {
-		if *file == "" {
-			*file = must.Get(build.Product(p.ctx, p.TempDir(), p.Progress))(p)
-		}
-		return *file
+	p.Parse()
+	if *file == "" {
+		*file = must.Get(build.Product(p.ctx, p.TempDir(), p.Progress))(p)
 	}
+	return *file
 }
 
 // ControlPlane starts one until the end.
@@ -175,10 +153,10 @@ func (p *P) ControlPlane(opts controlplane.Options) *controlplane.ControlPlane {
 	return cp
 }
 
-// Sleep is a pause that ^C ends.
+// Sleep pauses until ^C at the latest.
 func (p *P) Sleep(d time.Duration) { p.SleepBeside(nil, d) }
 
-// SleepBeside is Sleep beside a process that must not end meanwhile.
+// SleepBeside is Sleep, and fails if a process ends meanwhile.
 func (p *P) SleepBeside(exited <-chan struct{}, d time.Duration) {
 	select {
 	case <-time.After(d):
@@ -189,8 +167,8 @@ func (p *P) SleepBeside(exited <-chan struct{}, d time.Duration) {
 	}
 }
 
-// Figure is one that other programs read, with a budget if that is not 0, and who
-// stands beside it, if anybody.
+// Figure is one that other programs read, with a budget if that is not 0, and what a
+// peer came to, if there was one.
 type Figure struct {
 	Name   string
 	Value  float64
@@ -214,10 +192,19 @@ func (f Figure) String() string {
 }
 
 // Print prints figures.
-func Print(w io.Writer, figures []Figure) {
+func (p *P) Print(figures []Figure) {
 	for _, f := range figures {
-		fmt.Fprintln(w, f)
+		fmt.Fprintln(p.Out, f)
 	}
+}
+
+// Table prints rows whose cells are separated by tabs.
+func (p *P) Table(rows ...string) {
+	table := tabwriter.NewWriter(p.Out, 0, 0, 2, ' ', 0)
+	for _, row := range rows {
+		fmt.Fprintln(table, row)
+	}
+	table.Flush()
 }
 
 // Millis is a time in milliseconds.
