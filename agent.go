@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -78,7 +80,7 @@ func New(cfg Config) (*Agent, error) {
 	return a, nil
 }
 
-// withDefaults fills in what may be left out.
+// withDefaults returns a copy of its own in which what may be left out is filled in.
 func (c Config) withDefaults() Config {
 	if c.FieldManager == "" {
 		c.FieldManager = DefaultFieldManager
@@ -99,6 +101,16 @@ func (c Config) withDefaults() Config {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	c.Logger = once.Logger(c.Logger)
+	return c.detached()
+}
+
+// detached returns a copy whose maps and lists the caller may go on to change.
+func (c Config) detached() Config {
+	c.ImageDirectories, c.NodeIPs = slices.Clone(c.ImageDirectories), slices.Clone(c.NodeIPs)
+	c.Thresholds, c.EvictionReserved = slices.Clone(c.Thresholds), slices.Clone(c.EvictionReserved)
+	c.Conditions, c.Taints, c.Setters = slices.Clone(c.Conditions), slices.Clone(c.Taints), slices.Clone(c.Setters)
+	c.Labels, c.Annotations, c.VolumeLimits = maps.Clone(c.Labels), maps.Clone(c.Annotations), maps.Clone(c.VolumeLimits)
+	c.SystemReserved, c.KubeReserved = c.SystemReserved.DeepCopy(), c.KubeReserved.DeepCopy()
 	return c
 }
 

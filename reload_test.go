@@ -77,6 +77,31 @@ func TestReload(t *testing.T) {
 	}
 }
 
+// The caller may change the maps and lists of its Config, for the next Reload: what is in
+// force is a copy of its own.
+func TestReloadOfAChangedConfig(t *testing.T) {
+	cfg, _ := treeConfig(t, testtree.New(t, nil))
+	cfg.Labels = map[string]string{"example.com/site": "a"}
+	a, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	running(t, a)
+	cfg.Labels["example.com/site"], cfg.ImageDirectories[0] = "b", "/other"
+	cfg.Thresholds[0].Value = pressure.Value{Quantity: 7 << 30}
+	if s := a.State(); s.Estimates[0].Threshold.Value.Quantity == 7<<30 {
+		t.Error("a threshold is in force before Reload")
+	}
+	err = a.Reload(cfg)
+	if restart, ok := errors.AsType[*RestartError](err); !ok || !slices.Equal(restart.Fields, []string{"ImageDirectories", "Labels"}) {
+		t.Errorf("Reload: %v", err)
+	}
+	testtree.Eventually(t, "the threshold is in force", func() bool {
+		s := a.State()
+		return s.Verdicts[pressure.MemoryPressure].Status == pressure.True
+	})
+}
+
 // fieldErrorsOf returns the *FieldErrors in an error, by field.
 func fieldErrorsOf(err error) map[string]*FieldError {
 	found := map[string]*FieldError{}
@@ -182,4 +207,20 @@ func TestReloadChecksReservations(t *testing.T) {
 	testtree.Eventually(t, "it is in force", func() bool {
 		return api.condition("MemoryPressure").Status == "True" && api.stored().Status.Capacity.Pods().Value() == 7
 	})
+}
+
+// No map or list of a Config is shared with a detached copy.
+func TestDetached(t *testing.T) {
+	cfg := valid()
+	cfg.Setters, cfg.EvictionReserved = []Setter{setGPUs}, cfg.Thresholds
+	detached := cfg.detached()
+	for field := range reflect.TypeFor[Config]().Fields() {
+		ours, theirs := reflect.ValueOf(detached).FieldByIndex(field.Index), reflect.ValueOf(cfg).FieldByIndex(field.Index)
+		switch field.Type.Kind() {
+		case reflect.Map, reflect.Slice:
+			if ours.Len() == 0 || ours.Len() != theirs.Len() || ours.Pointer() == theirs.Pointer() {
+				t.Errorf("%s: %v, which is shared, or not as it was", field.Name, ours)
+			}
+		}
+	}
 }
