@@ -14,6 +14,33 @@ import (
 	"github.com/nodeprobe/nodeprobe/status/internal/apitest"
 )
 
+// What is posted last has little time, and must not spend it on a name server.
+func TestNoLookupInAHurry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		addresses := testAddresses()
+		addresses.Hostname, addresses.NodeIPs = "edge-1", nil
+		addresses.Lookup = func(context.Context, string) ([]net.IP, error) {
+			time.Sleep(lookupTimeout) // whatever its ctx
+			return []net.IP{net.ParseIP("10.0.0.1")}, nil
+		}
+		c := New(Config{Addresses: addresses, Resources: testResources()})
+		c.Observe(machineFacts(apitest.Epoch))
+		first, _, err := c.Initial(t.Context(), time.Now())
+		if err != nil || len(first.Status.Addresses) == 0 {
+			t.Fatalf("%v, %v", first.Status.Addresses, err)
+		}
+		time.Sleep(time.Hour)
+		ctx, stop := context.WithTimeout(t.Context(), time.Second)
+		defer stop()
+		start := time.Now()
+		last, _, err := c.Initial(ctx, start)
+		if took := time.Since(start); took > 0 || err != nil {
+			t.Errorf("it takes %v: %v", took, err)
+		}
+		apitest.Diff(t, "addresses", first.Status.Addresses, last.Status.Addresses)
+	})
+}
+
 // Passes look for the node's address once a minute, and while there is none,
 // every ten seconds.
 func TestAddressIsChosenRarely(t *testing.T) {
