@@ -80,7 +80,7 @@ func runAgent(cmd *cobra.Command, loader *loader, loaded *config.Loaded, opts ru
 	level.Set(loaded.LogLevel)
 	log := once.Logger(newLogger(logs, loaded.LogFormat, level))
 	kube.LogAtDebug(log)
-	if err := process.KeepThreads(spareThreads + runtime.GOMAXPROCS(0)); err != nil {
+	if err := process.KeepThreads(process.SpareThreads + runtime.GOMAXPROCS(0)); err != nil {
 		log.Warn("cannot start spare threads", "err", err)
 	}
 	logRemarks(log, loaded.Remarks)
@@ -231,11 +231,6 @@ func configz(current func() *config.Loaded) http.Handler {
 		_, _ = w.Write(append(body, '\n')) // the client may be gone
 	})
 }
-
-// spareThreads is more threads than are ever blocked in the kernel at a time: the
-// notifier, the ring buffer, two statfs workers, file reads and log writes. There are
-// nine threads in all under load; each costs about 15 KiB.
-const spareThreads = 10
 
 // logRemarks logs what is worth knowing about a configuration.
 func logRemarks(log *slog.Logger, remarks config.Remarks) {

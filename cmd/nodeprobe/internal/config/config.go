@@ -126,7 +126,7 @@ func (o *overlay) parse(path string, data []byte, settings []Setting) (*Loaded, 
 // renameFields gives fields with an earlier spelling their new one.
 func (o *overlay) renameFields(path string, root *yaml.Node) {
 	if key, _ := entry(root, "lastWord"); key != nil {
-		o.remarks.add(slog.LevelWarn, path, key.Line, "lastWord: deprecated; the field is called exitMessage now")
+		o.remarks.add(slog.LevelWarn, path, key.Line, "lastWord: deprecated; use its new name, exitMessage")
 		key.Value = "exitMessage"
 	}
 }

@@ -269,7 +269,7 @@ evictionSoftGracePeriod: {memory.available: 0s, containerfs.inodesFree: 1m}
 lastWord: bye
 `)
 	const ignored = "ignored, as by the kubelet: the thresholds of nodefs and imagefs apply instead\n"
-	want := "f:7: warning: lastWord: deprecated; the field is called exitMessage now\n" +
+	want := "f:7: warning: lastWord: deprecated; use its new name, exitMessage\n" +
 		"f:4: note: evictionHard[containerfs.available]: " + ignored +
 		"f:5: note: evictionSoft[containerfs.inodesFree]: " + ignored +
 		"f:5: note: evictionSoft[memory.available]: a soft threshold without a grace period is a hard one\n"
@@ -279,7 +279,7 @@ lastWord: bye
 	if got.Agent.ExitMessage != "bye" {
 		t.Errorf("exitMessage is %q", got.Agent.ExitMessage)
 	}
-	if warnings := got.Remarks.Warnings(); len(warnings) != 1 || warnings[0].String() != "f:7: lastWord: deprecated; the field is called exitMessage now" {
+	if warnings := got.Remarks.Warnings(); len(warnings) != 1 || warnings[0].String() != "f:7: lastWord: deprecated; use its new name, exitMessage" {
 		t.Errorf("warnings %v", warnings)
 	}
 }
