@@ -103,8 +103,7 @@ func newRootCommand() *cobra.Command {
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error { return usageError(cmd, err) })
 	root.SetHelpCommand(newHelpCommand())
-	// Cobra's own flag prints by a template, and with the template package in it
-	// the linker keeps every method there is: 4 MB.
+	// Cobra's own flag would print another line than the command version does.
 	showVersion := root.Flags().Bool("version", false, "print the version")
 	root.RunE = func(cmd *cobra.Command, args []string) error {
 		if *showVersion {

@@ -10,8 +10,8 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe"
 )
 
-// markup is HTML under construction. html/template would do, but a program that uses it
-// is 4 MB larger: the linker cannot drop any exported method then.
+// markup is HTML under construction. It is made in one pass over the report, and keeps
+// nothing: parsed templates would stay in memory for a page that is rarely looked at.
 type markup struct{ buf bytes.Buffer }
 
 // f formats markup. Arguments are text and are escaped, since names and errors may contain
