@@ -15,15 +15,19 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nodeprobe/nodeprobe/test/bench/program"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // Where things are in the guest.
 const (
-	initPath    = "/init"
-	truePath    = "/bin/true"
-	planPath    = "/plan.json"
-	modulesPath = "/modules"
-	kernelTypes = "/sys/kernel/btf/vmlinux"
+	initPath      = "/init"
+	truePath      = "/bin/true"
+	planPath      = "/plan.json"
+	modulesPath   = "/modules"
+	kernelTypes   = "/sys/kernel/btf/vmlinux"
+	kernelRelease = "/proc/sys/kernel/osrelease"
 
 	// The first disk has an ext4 file system, to be worn out by the tests; the
 	// second is for what the guest brings home, as a tar file.
@@ -50,7 +54,7 @@ type step struct {
 // diary is what the guest writes down about its work. Names in the tar file are
 // diaryName, those of plan.Files, and of each step by outputName.
 type diary struct {
-	// Setup says what could not be prepared.
+	// Setup is what could not be prepared.
 	Setup []string
 	// Boot is how long it took to get to /init, by the kernel's clock.
 	Boot  time.Duration
@@ -72,7 +76,7 @@ func outputName(step, stream string) string { return "steps/" + step + "/" + str
 
 // guest is process 1. It does not return: the machine is turned off.
 func guest() {
-	if err := live(); err != nil {
+	if err := program.Run(context.Background(), "init", nil, os.Stdout, os.Stdout, live); err != nil {
 		fmt.Println("/init:", err)
 	}
 	// Has the kernel write what the disks have not got yet.
@@ -83,67 +87,39 @@ func guest() {
 	}
 }
 
-func live() error {
-	var d diary
-	if d.Boot = uptime(); d.Boot == 0 {
-		return errors.New("no clock")
-	}
-	d.Setup = prepare()
-	for _, text := range d.Setup {
-		fmt.Println("/init:", text)
-	}
-	data, err := os.ReadFile(planPath)
-	if err != nil {
-		return err
-	}
-	var p plan
-	if err := json.Unmarshal(data, &p); err != nil {
-		return err
-	}
-
+func live(p *program.P) {
+	d := diary{Boot: clock(unix.CLOCK_MONOTONIC), Setup: prepare()}
+	fmt.Println("/init:", d.Setup)
+	var work plan
+	must.OK(p, json.Unmarshal(must.Get(os.ReadFile(planPath))(p), &work))
 	var archive bytes.Buffer
 	w := tar.NewWriter(&archive)
-	for _, s := range p.Steps {
+	add := func(name string, data []byte) {
+		must.OK(p, w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(data)), Format: tar.FormatPAX}))
+		must.Get(w.Write(data))(p)
+	}
+	for _, s := range work.Steps {
 		var stdout, stderr bytes.Buffer
 		fmt.Printf("=== begin %s: %q\n", s.Name, s.Args)
 		o := s.run(io.MultiWriter(os.Stdout, &stdout), io.MultiWriter(os.Stdout, &stderr))
 		fmt.Printf("=== end %s: exit code %d after %s %s\n", s.Name, o.Exit, o.Took, o.Error)
 		d.Steps = append(d.Steps, o)
-		add(w, outputName(s.Name, "stdout"), stdout.Bytes())
-		add(w, outputName(s.Name, "stderr"), stderr.Bytes())
+		add(outputName(s.Name, "stdout"), stdout.Bytes())
+		add(outputName(s.Name, "stderr"), stderr.Bytes())
 	}
-	for _, name := range p.Files {
+	for _, name := range work.Files {
 		data, err := os.ReadFile(name)
 		if err != nil {
 			d.Setup = append(d.Setup, err.Error())
 			continue
 		}
-		add(w, name, data)
+		add(name, data)
 	}
-	text, err := json.Marshal(d)
-	if err != nil {
-		return err
-	}
-	add(w, diaryName, text)
-	if err := w.Close(); err != nil {
-		return err
-	}
-	return writeDisk(resultDisk, archive.Bytes())
-}
-
-// add writes to memory, which does not fail; what does comes out at Close.
-func add(w *tar.Writer, name string, data []byte) {
-	_ = w.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(data)), Format: tar.FormatPAX})
-	_, _ = w.Write(data)
-}
-
-func writeDisk(name string, data []byte) error {
-	f, err := os.OpenFile(name, os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	return errors.Join(err, f.Sync(), f.Close())
+	add(diaryName, must.Get(json.Marshal(d))(p))
+	must.OK(p, w.Close())
+	disk := must.Get(os.OpenFile(resultDisk, os.O_WRONLY, 0))(p)
+	must.Get(disk.Write(archive.Bytes()))(p)
+	must.OK(p, errors.Join(disk.Sync(), disk.Close()))
 }
 
 func (s step) run(stdout, stderr io.Writer) outcome {
@@ -190,8 +166,16 @@ func prepare() (failures []string) {
 
 	modules, err := filepath.Glob(modulesPath + "/*.ko")
 	try("list modules", err)
-	for _, name := range modules {
-		try("insert "+name, insertModule(name))
+	failed := map[string]error{}
+	for range modules { // one that needs another can only be inserted after it
+		for _, name := range modules {
+			if failed[name] = insertModule(name); errors.Is(failed[name], unix.EEXIST) {
+				failed[name] = nil
+			}
+		}
+	}
+	for name, err := range failed {
+		try("insert "+name, err)
 	}
 	try("set up network", setUpNetwork())
 	// Found by the kernel while it has other things to do.
@@ -229,40 +213,26 @@ func setUpNetwork() error {
 		return os.NewSyscallError("socket", err)
 	}
 	defer unix.Close(fd)
+	up := func(ifr *unix.Ifreq) error { ifr.SetUint16(unix.IFF_UP); return nil }
 	for _, set := range []struct {
+		name    string
 		request uint
-		what    string
-		address []byte
+		to      func(*unix.Ifreq) error
 	}{
-		{unix.SIOCSIFADDR, "address", []byte{192, 0, 2, 1}},
-		{unix.SIOCSIFNETMASK, "netmask", []byte{255, 255, 255, 0}},
+		{"dummy0", unix.SIOCSIFADDR, func(ifr *unix.Ifreq) error { return ifr.SetInet4Addr([]byte{192, 0, 2, 1}) }},
+		{"dummy0", unix.SIOCSIFFLAGS, up},
+		{"lo", unix.SIOCSIFFLAGS, up},
 	} {
-		ifr, err := unix.NewIfreq("dummy0")
+		ifr, err := unix.NewIfreq(set.name)
+		if err == nil {
+			err = set.to(ifr)
+		}
+		if err == nil {
+			err = unix.IoctlIfreq(fd, set.request, ifr)
+		}
 		if err != nil {
-			return err
+			return fmt.Errorf("set up %s: %w", set.name, err)
 		}
-		if err := ifr.SetInet4Addr(set.address); err != nil {
-			return err
-		}
-		if err := unix.IoctlIfreq(fd, set.request, ifr); err != nil {
-			return fmt.Errorf("set %s of dummy0: %w", set.what, err)
-		}
-	}
-	ifr, err := unix.NewIfreq("dummy0")
-	if err != nil {
-		return err
-	}
-	ifr.SetUint16(unix.IFF_UP)
-	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, ifr); err != nil {
-		return fmt.Errorf("set dummy0 up: %w", err)
-	}
-	lo, err := unix.NewIfreq("lo")
-	if err != nil {
-		return err
-	}
-	lo.SetUint16(unix.IFF_UP)
-	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, lo); err != nil {
-		return fmt.Errorf("set lo up: %w", err)
 	}
 	inet := func(a, b, c, d byte) unix.RawSockaddrInet4 {
 		return unix.RawSockaddrInet4{Family: unix.AF_INET, Addr: [4]byte{a, b, c, d}}
@@ -281,12 +251,4 @@ func setUpNetwork() error {
 		return fmt.Errorf("add route: %w", errno)
 	}
 	return nil
-}
-
-func uptime() time.Duration {
-	var ts unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) != nil {
-		return 0
-	}
-	return time.Duration(ts.Nano()).Round(time.Millisecond)
 }

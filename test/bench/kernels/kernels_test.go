@@ -8,19 +8,6 @@ import (
 	"testing"
 )
 
-func TestChoose(t *testing.T) {
-	if got, err := choose(nil); err != nil || len(got) != len(all) {
-		t.Errorf("without names: %v, %v", got, err)
-	}
-	got, err := choose([]string{"arm64-6.1", "amd64-6.12"})
-	if err != nil || len(got) != 2 || got[0].String() != "arm64-6.1" || got[1].suite != "trixie-security" {
-		t.Errorf("by name: %v, %v", got, err)
-	}
-	if _, err := choose([]string{"arm64-6"}); err == nil || !strings.Contains(err.Error(), "amd64-6.12") {
-		t.Errorf("an unknown one: %v", err)
-	}
-}
-
 func verdict(t *testing.T, change func(files map[string]string, d *diary)) []string {
 	t.Helper()
 	files := map[string]string{
@@ -103,7 +90,7 @@ func TestJudge(t *testing.T) {
 		"no tests":        {func(files map[string]string, _ *diary) { files[tests] = "" }, "none passed"},
 		"hook missing":    {replace(preflight, `"outcome":"ok"`, `"outcome":"missing"`), "preflight: missing"},
 		"cgroup v1":       {replace(preflight, `{"detail":"v2 at /sys/fs/cgroup","outcome":"ok","what":"memory cgroup"}`, `{"detail":"v1","outcome":"ok","what":"memory cgroup"}`), "not v2"},
-		"not looked at":   {replace(preflight, `CAP_BPF`, `CAP_X`), "says nothing of CAP_BPF"},
+		"not looked at":   {replace(preflight, `CAP_BPF`, `CAP_X`), "preflight has no CAP_BPF"},
 		"no JSON":         {replace(preflight, `[`, ``), "read preflight"},
 		"memory missing":  {replace(snapshot, `"available": 900000, `, ``), "no memory.available"},
 		"memory too much": {replace(snapshot, `900000`, `2000000`), "memory.available 2000000"},

@@ -15,19 +15,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nodeprobe/nodeprobe/test/bench/program"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/process"
 )
-
-// machine is a virtual one, for one boot.
-type machine struct {
-	kernel  kernel
-	image   image
-	files   []file
-	plan    plan
-	console io.Writer // or nil
-}
 
 // results are what the guest brought home.
 type results struct {
@@ -46,111 +36,91 @@ const (
 	resultSize  = 64 << 20
 )
 
-// run boots the machine and waits until it has turned itself off. scratch is a
-// directory for its disks.
-func (m *machine) run(p *program.P, scratch string) *results {
-	scratchFile, resultFile := filepath.Join(scratch, "scratch.img"), filepath.Join(scratch, "result.img")
-	for name, size := range map[string]int64{scratchFile: scratchSize, resultFile: resultSize} {
-		must.OK(p, os.WriteFile(name, nil, 0o644))
-		must.OK(p, os.Truncate(name, size))
+// runGuest boots a machine and waits until it has turned itself off. dir is for its
+// disks and its console.
+func (b *bench) runGuest(k kernel, i image, work plan, files []file, dir string) *results {
+	scratch, result, initrd, console := filepath.Join(dir, "scratch.img"), filepath.Join(dir, "result.img"), filepath.Join(dir, "initrd"), filepath.Join(dir, "console")
+	for name, size := range map[string]int64{scratch: scratchSize, result: resultSize} {
+		must.OK(b, os.WriteFile(name, nil, 0o644))
+		must.OK(b, os.Truncate(name, size))
 	}
-	must.Get(output(p, scratch, "mkfs.ext4", "-q", "-F", scratchFile))(p)
-	initrd := filepath.Join(scratch, "initrd")
-	m.writeInitrd(p, initrd)
-
-	start := time.Now()
-	console := filepath.Join(scratch, "console")
-	ended := m.qemu(p, initrd, scratchFile, resultFile, console)
-	took := time.Since(start)
-	if m.console != nil {
-		if data, err := os.ReadFile(console); err == nil {
-			_, _ = m.console.Write(data)
-		}
+	output(b.P, dir, "mkfs.ext4", "-q", "-F", scratch)
+	b.writeInitrd(initrd, i, work, files)
+	begin := time.Now()
+	err := b.Try(func() { b.qemu(k, i, initrd, scratch, result, console) })
+	res := &results{took: time.Since(begin), files: map[string][]byte{}}
+	if err == nil {
+		err = b.Try(func() { b.readResults(res, result) })
 	}
-	res, err := readResults(resultFile)
-	if err := errors.Join(ended, err); err != nil {
-		p.Fatalf("%w; the end of its console:\n%s", err, process.LogTail(console, 60))
+	text, _ := os.ReadFile(console) // there is none if qemu did not start
+	if b.verbose {
+		fmt.Fprintf(b.Out, "%s", text)
 	}
-	res.took = took
+	if err != nil {
+		b.Fatalf("%w; the end of its console:\n%s", err, process.LogTail(console, 60))
+	}
 	return res
 }
 
-func (m *machine) qemu(p *program.P, initrd, scratchFile, resultFile, console string) error {
+func (b *bench) qemu(k kernel, i image, initrd, scratch, result, console string) {
 	// KVM is not there in most places where tests run, and hangs in some.
-	command, args := "qemu-system-x86_64", []string{"-cpu", "max"}
-	parameters := "console=ttyS0"
-	if m.kernel.arch == "arm64" {
+	command, args, parameters := "qemu-system-x86_64", []string{"-cpu", "max"}, "console=ttyS0"
+	if k.arch == "arm64" {
 		// Pointer authentication as the architecture specifies it is slow to emulate.
-		command, args = "qemu-system-aarch64", []string{"-M", "virt", "-cpu", "max,pauth-impdef=on"}
-		parameters = "console=ttyAMA0"
+		command, args, parameters = "qemu-system-aarch64", []string{"-M", "virt", "-cpu", "max,pauth-impdef=on"}, "console=ttyAMA0"
 	}
-	drive := func(file string) string { return "if=virtio,format=raw,cache=unsafe,file=" + file }
 	args = append(args,
-		"-accel", "tcg,thread=multi",
-		"-smp", "2",
-		"-m", "1024",
-		"-nodefaults", "-no-user-config", "-no-reboot",
-		"-display", "none", "-monitor", "none", "-serial", "stdio",
-		"-drive", drive(scratchFile),
-		"-drive", drive(resultFile),
-		"-kernel", m.image.vmlinuz(),
-		"-initrd", initrd,
+		"-accel", "tcg,thread=multi", "-smp", "2", "-m", "1024",
+		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-monitor", "none", "-serial", "stdio",
+		"-drive", "if=virtio,format=raw,cache=unsafe,file="+scratch,
+		"-drive", "if=virtio,format=raw,cache=unsafe,file="+result,
+		"-kernel", i.vmlinuz(), "-initrd", initrd,
 		// On a panic the machine restarts at once, which ends qemu.
 		"-append", parameters+" panic=-1 quiet",
 	)
-	machine := must.Get(process.Start(process.Spec{Path: command, Args: args, LogFile: console}))(p)
+	machine := must.Get(process.Start(process.Spec{Path: command, Args: args, LogFile: console}))(b)
 	defer machine.Stop(0)
-	ctx, cancel := context.WithTimeoutCause(p.Context(), bootTimeout, fmt.Errorf("not off after %s", bootTimeout))
-	defer cancel()
 	select {
 	case <-machine.Exited():
-		return nil
-	case <-ctx.Done():
-		return fmt.Errorf("wait for %s: %w", m.kernel, context.Cause(ctx))
+	case <-b.Context().Done():
+		b.Fatal(context.Cause(b.Context()))
+	case <-time.After(bootTimeout):
+		b.Fatalf("%s is not off after %s", k, bootTimeout)
 	}
 }
 
-func (m *machine) writeInitrd(p *program.P, name string) {
-	text := must.Get(json.Marshal(m.plan))(p)
-	files := append([]file{
-		{name: planPath, data: text},
+func (b *bench) writeInitrd(name string, i image, work plan, files []file) {
+	files = append([]file{
+		{name: planPath, data: must.Get(json.Marshal(work))(b)},
 		{name: "/etc/os-release", data: []byte("PRETTY_NAME=\"a kernel under test\"\nID=nodeprobe\n")},
 		{name: "/etc/machine-id", data: []byte(strings.Repeat("0123456789abcdef", 2) + "\n")},
 		{name: "/etc/hosts", data: []byte("127.0.0.1 localhost\n192.0.2.1 " + hostname + "\n")},
-	}, m.files...)
-	modules := must.Get(filepath.Glob(filepath.Join(m.image.modules(), "*.ko")))(p)
-	for _, path := range modules {
+	}, files...)
+	for _, path := range must.Get(filepath.Glob(filepath.Join(i.modules(), "*.ko")))(b) {
 		files = append(files, file{name: modulesPath + "/" + filepath.Base(path), from: path})
 	}
-	f := must.Get(os.Create(name))(p)
-	must.OK(p, writeCPIO(f, files, []string{"/proc", "/sys", "/dev", "/run", "/tmp", "/root", "/var/lib"}))
-	must.OK(p, f.Close())
+	f := must.Get(os.Create(name))(b)
+	must.OK(b, writeCPIO(f, files, []string{"/proc", "/sys", "/dev", "/run", "/tmp", "/root", "/var/lib"}))
+	must.OK(b, f.Close())
 }
 
 // readResults reads the tar file at the beginning of a disk.
-func readResults(disk string) (*results, error) {
-	f, err := os.Open(disk)
-	if err != nil {
-		return nil, err
-	}
+func (b *bench) readResults(res *results, disk string) {
+	f := must.Get(os.Open(disk))(b)
 	defer f.Close()
-	res := &results{files: make(map[string][]byte)}
-	for r := tar.NewReader(f); ; {
+	r := tar.NewReader(f)
+	for {
 		header, err := r.Next()
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil {
-			return nil, fmt.Errorf("read results: %w", err)
-		}
-		if res.files[header.Name], err = io.ReadAll(r); err != nil {
-			return nil, fmt.Errorf("read results: %w", err)
-		}
+		must.OK(b, err)
+		res.files[header.Name] = must.Get(io.ReadAll(r))(b)
 	}
 	if res.files[diaryName] == nil {
-		return nil, errors.New("guest brought no results")
+		b.Fatal("guest brought no results")
 	}
-	return res, json.Unmarshal(res.files[diaryName], &res.diary)
+	must.OK(b, json.Unmarshal(res.files[diaryName], &res.diary))
 }
 
 // file is one that the guest has in its root filesystem.

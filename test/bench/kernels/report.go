@@ -2,9 +2,9 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os/exec"
@@ -46,12 +46,20 @@ func (r *report) want(ok bool, format string, args ...any) {
 	}
 }
 
+// wantAll fails if some of the wanted names are not found.
+func (r *report) wantAll(where string, wanted, found []string) {
+	missing := slices.DeleteFunc(slices.Clone(wanted), func(name string) bool { return slices.Contains(found, name) })
+	if len(missing) > 0 {
+		r.fail("%s has no %s", where, strings.Join(missing, ", "))
+	}
+}
+
 // A guest has no compiler and cannot make filesystems, so that what needs them is
 // tested on the machine itself.
 var allowedSkip = regexp.MustCompile(`"(clang|llvm-strip|go|mkfs\.ext4)": executable file not found`)
 
-// judge reads the results and writes down what is wrong with them. An error
-// means that they cannot be read.
+// judge reads the results and notes what is wrong with them. An error means that
+// they cannot be read.
 func (r *report) judge(ctx context.Context, res *results) error {
 	r.boot, r.took = res.diary.Boot, res.took
 	for _, text := range res.diary.Setup {
@@ -87,54 +95,43 @@ func (r *report) judgeTests(ctx context.Context, text []byte) error {
 	if err != nil {
 		return fmt.Errorf("run go tool test2json: %w", err)
 	}
-	var unfinished []string
-	written := make(map[string]*strings.Builder)
-	for d := json.NewDecoder(bytes.NewReader(events)); ; {
+	written, result, names := map[string]string{}, map[string]string{}, []string(nil)
+	for line := range bytes.Lines(events) {
 		var e struct{ Action, Test, Output string }
-		if err := d.Decode(&e); errors.Is(err, io.EOF) {
-			break
-		} else if err != nil {
+		if err := json.Unmarshal(line, &e); err != nil {
 			return fmt.Errorf("read events of tests: %w", err)
 		}
-		if written[e.Test] == nil {
-			written[e.Test] = new(strings.Builder)
-		}
-		if e.Test == "" && e.Action != "output" {
-			continue // The binary as a whole has an exit code.
-		}
-		switch e.Action {
-		case "output":
-			written[e.Test].WriteString(e.Output)
-		case "run":
-			unfinished = append(unfinished, e.Test)
-		case "pass", "fail", "skip":
-			unfinished = slices.DeleteFunc(unfinished, func(name string) bool { return name == e.Test })
-			if e.Action == "pass" {
-				r.passed++
-			} else {
-				r.tests = append(r.tests, test{e.Test, e.Action, testOutput(written[e.Test].String())})
-			}
+		switch written[e.Test] += e.Output; {
+		case e.Test == "": // The binary as a whole has an exit code.
+		case e.Action == "run":
+			names = append(names, e.Test)
+		case e.Action == "pass" || e.Action == "fail" || e.Action == "skip":
+			result[e.Test] = e.Action
 		}
 	}
-	// All of them after a panic.
-	for _, name := range unfinished {
-		r.tests = append(r.tests, test{name, "fail", testOutput(written[name].String() + written[""].String())})
+	for _, name := range names {
+		if result[name] == "pass" {
+			r.passed++
+			continue
+		}
+		t := test{name, cmp.Or(result[name], "fail"), testOutput(written[name])}
+		if result[name] == "" { // It panicked, or one beside it.
+			t.output += testOutput(written[""])
+		}
+		r.tests = append(r.tests, t)
+		if t.result == "fail" {
+			r.fail("%s", name)
+		} else if !allowedSkip.MatchString(t.output) {
+			r.fail("%s was skipped: %s", name, t.output)
+		}
 	}
 	if r.passed == 0 {
 		r.fail("bpf tests: none passed")
 	}
-	for _, t := range r.tests {
-		switch {
-		case t.result == "fail":
-			r.fail("%s", t.name)
-		case t.result == "skip" && !allowedSkip.MatchString(t.output):
-			r.fail("%s was skipped: %s", t.name, t.output)
-		}
-	}
 	return nil
 }
 
-// testOutput leaves out what the testing package itself says.
+// testOutput leaves out what the testing package itself prints.
 func testOutput(s string) string {
 	var lines []string
 	for line := range strings.Lines(s) {
@@ -146,7 +143,7 @@ func testOutput(s string) string {
 	return strings.Join(lines, "\n")
 }
 
-// mustFind is what preflight has to have looked at, and found.
+// mustFind is what preflight must have looked for, and found.
 var mustFind = []string{
 	"kernel", "kernel types (BTF)", "CAP_BPF", "CAP_PERFMON", "memory cgroup",
 	"meminfo", "memory_cgroup", "loadavg", "vmstat", "nodefs",
@@ -160,7 +157,7 @@ func (r *report) judgePreflight(text []byte) error {
 	if err := json.Unmarshal(text, &findings); err != nil {
 		return fmt.Errorf("read preflight: %w in %q", err, text)
 	}
-	missing := slices.Clone(mustFind)
+	var found []string
 	for _, f := range findings {
 		if f.Outcome != "ok" && f.Outcome != "off" { // there are no pods in a guest
 			r.fail("preflight: %s %s: %s", f.Outcome, f.What, f.Detail)
@@ -168,11 +165,9 @@ func (r *report) judgePreflight(text []byte) error {
 		if f.What == "memory cgroup" && !strings.HasPrefix(f.Detail, "v2 ") {
 			r.fail("preflight: memory cgroup is %s, not v2", f.Detail)
 		}
-		missing = slices.DeleteFunc(missing, func(what string) bool { return what == f.What })
+		found = append(found, f.What)
 	}
-	if len(missing) > 0 {
-		r.fail("preflight says nothing of %s", strings.Join(missing, ", "))
-	}
+	r.wantAll("preflight", mustFind, found)
 	return nil
 }
 
@@ -190,8 +185,8 @@ type snapshot struct {
 			Resource string
 			Full     *struct{}
 		}
-		Memory   *struct{ Total, MemAvailable, WorkingSet int64 }
-		Tasks    *struct{ Total, Max int64 }
+		Memory   struct{ Total, MemAvailable, WorkingSet int64 }
+		Tasks    struct{ Total, Max int64 }
 		OOMKills *uint64
 		Kernel   *struct{ OOMKills, DirectReclaims, CgroupReclaims, BlockErrors *uint64 }
 		Errors   []struct{ Source, Error string }
@@ -214,50 +209,38 @@ func (r *report) judgeSnapshot(res *results, release string) error {
 	if err != nil {
 		return err
 	}
-	memTotal *= 1024
 	kills, err := procFigure(res.files["/proc/vmstat"], "oom_kill")
 	if err != nil {
 		return err
 	}
 
 	r.want(s.Tier == "bpf", "tier %s", s.Tier)
-	missing := []string{"memory.available", "nodefs.available", "pid.available"}
+	var signals, stalls []string
 	for _, sig := range s.Signals {
 		if sig.Available == nil || sig.Capacity == nil {
 			continue // Not every file system counts inodes.
 		}
+		signals = append(signals, sig.Name)
 		r.want(*sig.Available > 0 && *sig.Available <= *sig.Capacity, "%s %d of %d", sig.Name, *sig.Available, *sig.Capacity)
 		if sig.Name == "memory.available" {
-			r.want(*sig.Capacity == memTotal, "capacity of memory %d, MemTotal %d", *sig.Capacity, memTotal)
+			r.want(*sig.Capacity == 1024*memTotal, "capacity of memory %d, MemTotal %d", *sig.Capacity, 1024*memTotal)
 		}
-		missing = slices.DeleteFunc(missing, func(name string) bool { return name == sig.Name })
 	}
-	if len(missing) > 0 {
-		r.fail("snapshot has no %s", strings.Join(missing, ", "))
-	}
+	r.wantAll("snapshot", []string{"memory.available", "nodefs.available", "pid.available"}, signals)
 	for _, c := range s.Conditions {
 		r.want(c.Status == "False", "%s %s", c.Type, c.Status)
 	}
-	var stalls []string
 	for _, p := range s.Pressure {
-		stalls = append(stalls, p.Resource)
-		if p.Full == nil {
-			r.fail("snapshot has no line full of pressure %s", p.Resource) // Linux 5.13 for the CPU
+		if p.Full != nil { // since Linux 5.13 for the CPU too
+			stalls = append(stalls, p.Resource)
 		}
 	}
 	slices.Sort(stalls)
 	r.want(slices.Equal(stalls, []string{"cpu", "io", "memory"}), "PSI of %v", stalls)
-	if m := s.Memory; m == nil {
-		r.fail("snapshot has no memory")
-	} else {
-		r.want(m.WorkingSet > 0 && m.WorkingSet < m.Total && m.MemAvailable > 0 && m.MemAvailable < m.Total,
-			"MemAvailable %d, working set %d", m.MemAvailable, m.WorkingSet)
-	}
-	if t := s.Tasks; t == nil {
-		r.fail("snapshot has no tasks")
-	} else {
-		r.want(t.Total > 10 && t.Total < t.Max, "%d tasks of at most %d", t.Total, t.Max)
-	}
+	m := s.Memory
+	r.want(m.WorkingSet > 0 && m.WorkingSet < m.Total && m.MemAvailable > 0 && m.MemAvailable < m.Total,
+		"MemAvailable %d, working set %d", m.MemAvailable, m.WorkingSet)
+	r.want(s.Tasks.Total > 10 && s.Tasks.Total < s.Tasks.Max, "%d tasks of at most %d", s.Tasks.Total, s.Tasks.Max)
 	if s.OOMKills == nil {
 		r.fail("snapshot has no OOM kills")
 	} else {
@@ -299,25 +282,10 @@ func (r *report) line() string {
 		r.boot.Round(100*time.Millisecond), r.took.Round(100*time.Millisecond))
 }
 
-var sourceLine = regexp.MustCompile(`^\w+\.go:\d+: `)
-
 func (r *report) print(w io.Writer) {
 	fmt.Fprintf(w, "\n%s\n", r.line())
-	var skips []string // reasons, in order
-	skipped := make(map[string][]string)
 	for _, t := range r.tests {
-		if t.result == "fail" {
-			fmt.Fprintf(w, "  fail %s\n%s", t.name, indent(t.output))
-			continue
-		}
-		reason := sourceLine.ReplaceAllString(t.output, "")
-		if skipped[reason] == nil {
-			skips = append(skips, reason)
-		}
-		skipped[reason] = append(skipped[reason], t.name)
-	}
-	for _, reason := range skips {
-		fmt.Fprintf(w, "  skip %s\n%s", reason, indent(strings.Join(skipped[reason], "\n")))
+		fmt.Fprintf(w, "  %s %s\n%s", t.result, t.name, indent(t.output))
 	}
 	fmt.Fprint(w, indent(r.table), indent(strings.Join(r.facts, "\n")))
 	for _, f := range r.failures {

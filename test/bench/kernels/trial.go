@@ -1,21 +1,21 @@
 package main
 
 import (
-	"context"
+	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
-	"os/exec"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nodeprobe/nodeprobe/test/bench/program"
+	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // trialPath is this program once more, to put nodeprobe through what cannot be
@@ -23,87 +23,79 @@ import (
 const trialPath = "/bin/trial"
 
 const (
-	trialAddress = "127.0.0.1:9732"
 	// trialHold is for how long a condition outlasts its cause in the trial.
-	trialHold   = 15 * time.Second
-	trialFile   = "/trial.yaml" // in the guest
-	trialConfig = `{"apiVersion": "nodeprobe.dev/v1alpha1", "kind": "NodeProbeConfiguration", "nodeName": "trial",
-"webListenAddress": "` + trialAddress + `", "evictionPressureTransitionPeriod": "15s", "logFormat": "json"}`
+	trialHold  = 15 * time.Second
 	threadsMax = "/proc/sys/kernel/threads-max"
 )
 
 // trial runs nodeprobe while the limit on threads is lowered below what is in
 // use, the clock is stepped, and the machine is suspended.
-func trial() (err error) {
-	if err := os.WriteFile(trialFile, []byte(trialConfig), 0o600); err != nil {
-		return err
-	}
+func trial(p *program.P) {
 	makeThreads(16)
-	usual, err := os.ReadFile(threadsMax)
-	if err != nil {
-		return err
-	}
-	cmd := exec.CommandContext(context.Background(), "/bin/nodeprobe", "run", "--config", trialFile)
-	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	defer func() {
-		err = errors.Join(err, cmd.Process.Signal(syscall.SIGTERM), cmd.Wait())
-	}()
-	limit := func(n string) error { return os.WriteFile(threadsMax, []byte(n), 0) }
-	defer func() { err = errors.Join(err, limit(strings.TrimSpace(string(usual)))) }()
-	few, enough := func() error { return limit("20") }, func() error { return limit(strings.TrimSpace(string(usual))) }
+	usual := must.Get(os.ReadFile(threadsMax))(p)
+	a := agent.StartForTest(p, agent.Spec{Binary: "/bin/nodeprobe", Dir: "/run", NodeName: "trial", Config: agent.Config{
+		"apiVersion": "nodeprobe.dev/v1alpha1", "kind": "NodeProbeConfiguration",
+		"evictionPressureTransitionPeriod": trialHold.String(), "logFormat": "json",
+	}})
+	nothing := func() error { return nil }
+	few := func() error { return os.WriteFile(threadsMax, []byte("20"), 0) }
+	enough := func() error { return os.WriteFile(threadsMax, bytes.TrimSpace(usual), 0) }
+	p.Cleanup(func() { must.Note(p, enough()) })
 	for _, step := range []struct {
 		name string
 		do   func() error
-		// want is the status of the condition within the time, or, if it is to
-		// stay that, after it.
-		want   string
+		// want is the status of the condition within the time or, if stay is set,
+		// throughout it.
+		want   float64
 		within time.Duration
 		stay   bool
 	}{
-		{"start", func() error { return nil }, "0", 30 * time.Second, false},
-		{"fewer threads than there are", few, "1", 15 * time.Second, false},
-		{"enough again", enough, "1", 3 * time.Second, true},
-		{"an hour forwards", func() error { return stepClock(time.Hour) }, "1", 3 * time.Second, true},
-		{"two hours back", func() error { return stepClock(-2 * time.Hour) }, "1", 3 * time.Second, true},
+		{"start", nothing, 0, 30 * time.Second, false},
+		{"fewer threads than there are", few, 1, 15 * time.Second, false},
+		{"enough again", enough, 1, 3 * time.Second, true},
+		{"an hour forwards", func() error { return stepClock(time.Hour) }, 1, 3 * time.Second, true},
+		{"two hours back", func() error { return stepClock(-2 * time.Hour) }, 1, 3 * time.Second, true},
 		// The hold goes by another clock.
-		{"the hold ends", func() error { return nil }, "0", trialHold, false},
-		{"fewer again", few, "1", 15 * time.Second, false},
-		{"suspended", suspend, "1", 3 * time.Second, true},
-		{"enough at last", enough, "0", trialHold + 15*time.Second, false},
-		{"suspended when all is well", suspend, "0", 3 * time.Second, true},
+		{"the hold ends", nothing, 0, trialHold, false},
+		{"fewer again", few, 1, 15 * time.Second, false},
+		{"suspended", suspend, 1, 3 * time.Second, true},
+		{"enough at last", enough, 0, trialHold + 15*time.Second, false},
+		{"suspended when all is well", suspend, 0, 3 * time.Second, true},
 	} {
 		began := time.Now()
-		switch err := step.do(); {
-		case errors.Is(err, errors.ErrUnsupported):
-			fmt.Printf("%s: %v\n", step.name, err)
+		if err := step.do(); errors.Is(err, errors.ErrUnsupported) {
+			fmt.Fprintf(p.Out, "%s: %v\n", step.name, err)
 			continue
-		case err != nil:
-			return fmt.Errorf("%s: %w", step.name, err)
+		} else if err != nil {
+			p.Fatalf("%s: %w", step.name, err)
 		}
-		var got string
 		for {
-			var samples float64
-			if got, samples, err = askTrial(); err == nil && got == step.want && !step.stay {
-				fmt.Printf("%s: PIDPressure is %s after %s; %.0f samples\n", step.name, got, time.Since(began).Round(time.Millisecond), samples)
+			got, samples, err := ask(p, a)
+			took := time.Since(began)
+			if err == nil && got == step.want && (!step.stay || took > step.within) {
+				fmt.Fprintf(p.Out, "%s: PIDPressure is %v after %s; %v samples\n", step.name, got, took.Round(time.Millisecond), samples)
 				break
 			}
-			if step.stay && err == nil && got != step.want {
-				return fmt.Errorf("%s: PIDPressure is %s, want it to stay %s", step.name, got, step.want)
+			if step.stay && err == nil && got != step.want || took > step.within {
+				p.Fatalf("%s: PIDPressure is %v after %s, want %v: %v", step.name, got, took, step.want, err)
 			}
-			if time.Since(began) > step.within {
-				if step.stay && err == nil {
-					fmt.Printf("%s: PIDPressure stays %s; %.0f samples\n", step.name, got, samples)
-					break
-				}
-				return fmt.Errorf("%s: PIDPressure is %s after %s, want %s: %w", step.name, got, step.within, step.want, err)
-			}
-			time.Sleep(50 * time.Millisecond)
+			p.Sleep(50 * time.Millisecond)
 		}
 	}
-	return nil
+}
+
+// ask returns PIDPressure and how many samples nodeprobe has taken. It must be alive.
+func ask(p *program.P, a *agent.Agent) (status, samples float64, err error) {
+	if code, body, err := a.Get(p.Context(), "/livez"); err != nil || code != http.StatusOK {
+		return 0, 0, fmt.Errorf("/livez: %d: %s: %w", code, body, err)
+	}
+	metrics, err := a.Metrics(p.Context())
+	for series, value := range metrics {
+		if strings.HasPrefix(series, "nodeprobe_sampler_wakeups_total{") {
+			samples += value
+		}
+	}
+	return metrics[`nodeprobe_condition_status{condition="PIDPressure"}`], samples, err
 }
 
 // makeThreads has the runtime start threads now that it may want later, when it
@@ -123,48 +115,6 @@ func makeThreads(n int) {
 	held.Wait()
 	close(release)
 	ended.Wait()
-}
-
-// askTrial returns what nodeprobe says of PIDs, and how many samples it has
-// taken. It must be alive.
-func askTrial() (status string, samples float64, err error) {
-	if _, err := httpGet("/livez"); err != nil {
-		return "", 0, err
-	}
-	text, err := httpGet("/metrics")
-	if err != nil {
-		return "", 0, err
-	}
-	for line := range strings.Lines(text) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		switch {
-		case name == `nodeprobe_condition_status{condition="PIDPressure"}`:
-			status = value
-		case strings.HasPrefix(name, "nodeprobe_sampler_wakeups_total{"):
-			n, _ := strconv.ParseFloat(value, 64) // it is the agent's own
-			samples += n
-		}
-	}
-	return status, samples, nil
-}
-
-func httpGet(path string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+trialAddress+path, nil)
-	if err != nil {
-		return "", err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s: %s", path, resp.Status, body)
-	}
-	return string(body), err
 }
 
 func stepClock(by time.Duration) error {
@@ -201,9 +151,12 @@ func suspend() error {
 
 // asleep returns for how long the machine has been suspended since it booted.
 func asleep() time.Duration {
-	var boot, monotonic unix.Timespec
-	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &boot) != nil || unix.ClockGettime(unix.CLOCK_MONOTONIC, &monotonic) != nil {
-		return 0
-	}
-	return time.Duration(boot.Nano() - monotonic.Nano()).Round(time.Millisecond)
+	return (clock(unix.CLOCK_BOOTTIME) - clock(unix.CLOCK_MONOTONIC)).Round(time.Millisecond)
+}
+
+// clock reads one of the kernel's clocks; all of them exist.
+func clock(id int32) time.Duration {
+	var ts unix.Timespec
+	_ = unix.ClockGettime(id, &ts)
+	return time.Duration(ts.Nano())
 }
