@@ -84,15 +84,19 @@ func (k kernel) fetch(p *program.P, cache string, update bool) image {
 	}
 	scratch := must.Get(os.MkdirTemp(dir, "fetch-"))(p)
 	p.Cleanup(func() { must.Note(p, os.RemoveAll(scratch)) })
-	a := newApt(p, scratch, k)
-	name, version := a.kernelPackage(p, "linux-image-cloud-"+k.arch)
-	if !strings.HasPrefix(version, k.release+".") {
-		p.Fatalf("%s has %s %s, not %s", k.suite, name, version, k.release)
+	apt := newApt(p, scratch, k)
+	// The package without a version in its name depends on the newest kernel's:
+	// linux-image-6.1.0-56-cloud-amd64 (= 6.1.192-2).
+	text := apt("apt-cache", "show", "--no-all-versions", "linux-image-cloud-"+k.arch)
+	found := regexp.MustCompile(`(?m)^Depends:.* (linux-image-\S+) \(= ([^)]+)\)`).FindStringSubmatch(string(text))
+	if found == nil || !strings.HasPrefix(found[2], k.release+".") {
+		p.Fatalf("%s has no kernel %s:\n%s", k.suite, k.release, text)
 	}
+	name, version := found[1], found[2]
 	i := image{filepath.Join(dir, version), version}
 	if _, err := os.Stat(i.dir); err != nil {
 		p.Logf("%s: fetching %s %s", k, name, version)
-		a.run(p, "apt-get", "download", name)
+		apt("apt-get", "download", name)
 		tree, partial := filepath.Join(scratch, "tree"), image{filepath.Join(scratch, "image"), version}
 		// Nothing of the package is run.
 		output(p, scratch, "dpkg-deb", "-x", only(p, filepath.Join(scratch, "*.deb")), tree)
@@ -138,16 +142,11 @@ func only(p *program.P, pattern string) string {
 	return found[0]
 }
 
-// apt is apt-get with a state and lists of its own, for any architecture. The
-// machine's other settings (a proxy, a mirror) stay in force.
-type apt struct {
-	dir  string
-	args []string
-}
-
 const keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
-func newApt(p *program.P, dir string, k kernel) *apt {
+// newApt returns apt-get with a state and lists of its own below dir, for any
+// architecture. The machine's other settings (a proxy, a mirror) stay in force.
+func newApt(p *program.P, dir string, k kernel) (run func(command string, args ...string) []byte) {
 	must.Get(os.Stat(keyring))(p)
 	for _, name := range []string{"lists/partial", "archives/partial"} {
 		must.OK(p, os.MkdirAll(filepath.Join(dir, name), 0o755))
@@ -155,7 +154,7 @@ func newApt(p *program.P, dir string, k kernel) *apt {
 	source := fmt.Sprintf("deb [signed-by=%s] http://deb.debian.org/debian-security %s main\n", keyring, k.suite)
 	must.OK(p, os.WriteFile(filepath.Join(dir, "sources.list"), []byte(source), 0o644))
 	must.OK(p, os.WriteFile(filepath.Join(dir, "status"), nil, 0o644))
-	a := &apt{dir: dir, args: []string{
+	options := []string{
 		"-qq",
 		"-oAPT::Architecture=" + k.arch,
 		"-oAPT::Architectures=" + k.arch,
@@ -169,26 +168,12 @@ func newApt(p *program.P, dir string, k kernel) *apt {
 		"-oAcquire::Retries=3",
 		// Its user could not write to our directory.
 		"-oAPT::Sandbox::User=root",
-	}}
-	a.run(p, "apt-get", "update")
-	return a
-}
-
-func (a *apt) run(p *program.P, command string, args ...string) []byte {
-	return output(p, a.dir, command, append(slices.Clone(a.args), args...)...)
-}
-
-var kernelDependency = regexp.MustCompile(`(?m)^Depends:.* (linux-image-\S+) \(= ([^)]+)\)`)
-
-// kernelPackage returns the package that the package without a version in its name
-// depends on: linux-image-6.1.0-56-cloud-amd64 (= 6.1.192-2).
-func (a *apt) kernelPackage(p *program.P, meta string) (name, version string) {
-	text := a.run(p, "apt-cache", "show", "--no-all-versions", meta)
-	found := kernelDependency.FindSubmatch(text)
-	if found == nil {
-		p.Fatalf("package %s depends on no kernel:\n%s", meta, text)
 	}
-	return string(found[1]), string(found[2])
+	run = func(command string, args ...string) []byte {
+		return output(p, dir, command, append(slices.Clone(options), args...)...)
+	}
+	run("apt-get", "update")
+	return run
 }
 
 // output runs a command to its end and returns what it wrote to its stdout.

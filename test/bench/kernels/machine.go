@@ -38,14 +38,14 @@ const (
 
 // runGuest boots a machine and waits until it has turned itself off. dir is for its
 // disks and its console.
-func (b *bench) runGuest(k kernel, i image, work plan, files []file, dir string) *results {
+func (b *bench) runGuest(k kernel, i image, files []file, dir string) *results {
 	scratch, result, initrd, console := filepath.Join(dir, "scratch.img"), filepath.Join(dir, "result.img"), filepath.Join(dir, "initrd"), filepath.Join(dir, "console")
 	for name, size := range map[string]int64{scratch: scratchSize, result: resultSize} {
 		must.OK(b, os.WriteFile(name, nil, 0o644))
 		must.OK(b, os.Truncate(name, size))
 	}
 	output(b.P, dir, "mkfs.ext4", "-q", "-F", scratch)
-	b.writeInitrd(initrd, i, work, files)
+	b.writeInitrd(initrd, i, files)
 	begin := time.Now()
 	err := b.Try(func() { b.qemu(k, i, initrd, scratch, result, console) })
 	res := &results{took: time.Since(begin), files: map[string][]byte{}}
@@ -89,9 +89,8 @@ func (b *bench) qemu(k kernel, i image, initrd, scratch, result, console string)
 	}
 }
 
-func (b *bench) writeInitrd(name string, i image, work plan, files []file) {
+func (b *bench) writeInitrd(name string, i image, files []file) {
 	files = append([]file{
-		{name: planPath, data: must.Get(json.Marshal(work))(b)},
 		{name: "/etc/os-release", data: []byte("PRETTY_NAME=\"a kernel under test\"\nID=nodeprobe\n")},
 		{name: "/etc/machine-id", data: []byte(strings.Repeat("0123456789abcdef", 2) + "\n")},
 		{name: "/etc/hosts", data: []byte("127.0.0.1 localhost\n192.0.2.1 " + hostname + "\n")},

@@ -77,20 +77,8 @@ func run(p *program.P) {
 func (b *bench) test(r *report) {
 	image := r.kernel.fetch(b.P, b.cache, b.update)
 	r.version = image.version
-	res := b.boot(r.kernel, image, fullPlan, b.payload)
+	res := b.boot(r.kernel, image, b.payload)
 	must.OK(b, r.judge(b.Context(), res))
-}
-
-// fullPlan runs the tests first: the snapshot then has OOM kills to count.
-var fullPlan = plan{
-	Steps: []step{
-		{Name: "bpf tests", Dir: "/src/bpf", Args: []string{"/bin/bpf.test", "-test.v=test2json", "-test.timeout=8m"}},
-		{Name: "preflight", Dir: "/", Args: []string{"/bin/nodeprobe", "preflight"}},
-		{Name: "preflight json", Dir: "/", Args: []string{"/bin/nodeprobe", "preflight", "-o", "json"}},
-		{Name: "trial", Dir: "/", Args: []string{trialPath}},
-		{Name: "snapshot", Dir: "/", Args: []string{"/bin/nodeprobe", "snapshot", "-o", "json"}},
-	},
-	Files: []string{"/proc/meminfo", "/proc/vmstat", kernelRelease, kernelTypes},
 }
 
 // collectTypes writes the full BTF of each kernel to a directory, for the test
@@ -100,7 +88,7 @@ func (b *bench) collectTypes(kernels []kernel, dir string) {
 	for _, k := range kernels {
 		image := k.fetch(b.P, b.cache, b.update)
 		if _, err := os.Stat(image.types()); err != nil {
-			b.boot(k, image, plan{Files: []string{kernelTypes}}, func(kernel, string) []file { return nil })
+			b.boot(k, image, func(kernel, string) []file { return nil })
 		}
 		b.writeFile(filepath.Join(dir, k.release+"-"+k.arch+".btf"), must.Get(os.ReadFile(image.types()))(b))
 	}
@@ -112,7 +100,7 @@ func (b *bench) collectTypes(kernels []kernel, dir string) {
 }
 
 // boot runs a guest, with files in addition to /init, and keeps its kernel's types.
-func (b *bench) boot(k kernel, i image, work plan, more func(k kernel, scratch string) []file) *results {
+func (b *bench) boot(k kernel, i image, more func(k kernel, scratch string) []file) *results {
 	scratch := filepath.Join(b.scratch, k.String())
 	must.OK(b, os.MkdirAll(scratch, 0o755))
 	b.Logf("%s: building", k)
@@ -120,7 +108,7 @@ func (b *bench) boot(k kernel, i image, work plan, more func(k kernel, scratch s
 	files := more(k, scratch)
 	b.goRun(k, filepath.Join(b.root, "test"), "build", "-o", init, "./bench/kernels")
 	b.Logf("%s: booting Debian's %s", k, i.version)
-	res := b.runGuest(k, i, work, append(files, file{name: initPath, from: init}), scratch)
+	res := b.runGuest(k, i, append(files, file{name: initPath, from: init}), scratch)
 	types := res.files[kernelTypes]
 	if len(types) == 0 {
 		b.Fatalf("guest brought no %s", kernelTypes)
@@ -135,7 +123,7 @@ func (b *bench) writeFile(name string, data []byte) {
 	must.OK(b, os.Rename(name+".partial", name))
 }
 
-// payload builds what fullPlan runs.
+// payload builds what the steps need.
 func (b *bench) payload(k kernel, scratch string) []file {
 	nodeprobe, test := filepath.Join(scratch, "nodeprobe"), filepath.Join(scratch, "bpf.test")
 	b.goRun(k, b.root, "build", "-o", nodeprobe, "./cmd/nodeprobe")

@@ -55,7 +55,7 @@ type node struct {
 }
 
 func (s *stage) follow(name string) *node {
-	return &node{stage: s, name: name, history: must.Get(nodewatch.Follow(s.Context(), s.watcher, name))(s)}
+	return &node{stage: s, name: name, history: nodewatch.FollowForTest(s, s.watcher, name)}
 }
 
 func (s *stage) start(name string, l *load, limit int64) *node {

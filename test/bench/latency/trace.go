@@ -5,6 +5,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 )
 
@@ -91,29 +93,16 @@ func lastStatus(log []agent.Record, condition string) (status string, err error)
 	return status, nil
 }
 
-// posts is how many changes nodeprobe may post at once: at most three, and one
-// more every ten seconds. The log says how many it has used.
+// posts is how many changes nodeprobe may post at once, by those in its log: three,
+// and one more every ten seconds.
 func posts(log []agent.Record, now time.Time) int {
-	const (
-		burst  = 3
-		refill = 10 * time.Second
-	)
-	left, filled := burst, time.Time{}
-	advance := func(now time.Time) {
-		earned := int(now.Sub(filled) / refill)
-		left, filled = left+earned, filled.Add(time.Duration(earned)*refill)
-		if left >= burst {
-			left, filled = burst, now
-		}
-	}
+	budget := rate.NewLimiter(rate.Every(10*time.Second), 3)
 	for _, r := range log {
 		if r.Msg == nodePatched && strings.Contains(r.Line, `"reason":"changed"`) {
-			advance(r.Time)
-			left--
+			budget.AllowN(r.Time, 1)
 		}
 	}
-	advance(now)
-	return left
+	return int(budget.TokensAt(now))
 }
 
 // notice is by what a crossing was noticed.

@@ -10,8 +10,8 @@ import (
 	"sync"
 	"testing"
 	"time"
-	"unsafe"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/nodeprobe/nodeprobe/test/bench/program"
@@ -170,7 +170,8 @@ const programLength = 3 * time.Second
 // two readings of the clock, counts as the program's.
 func measurePrograms(p *program.P, subject agent.Spec, loops []*loop) []programCost {
 	a := agent.StartForTest(p, subject)
-	keepAccount(p)
+	account := must.Get(ebpf.EnableStats(unix.BPF_STATS_RUN_TIME))(p)
+	p.Cleanup(func() { must.Note(p, account.Close()) })
 	before := must.Get(a.Metrics(p.Context()))(p)
 	look(p, loops, programLength)
 	costs := programCosts(before, must.Get(a.Metrics(p.Context()))(p))
@@ -192,16 +193,4 @@ func programCosts(before, after map[string]float64) (costs []programCost) {
 	}
 	slices.SortFunc(costs, func(a, b programCost) int { return strings.Compare(a.hook, b.hook) })
 	return costs
-}
-
-// keepAccount makes the kernel count and time the runs of all programs until this
-// process ends.
-func keepAccount(p *program.P) {
-	const enableStats = 32                // BPF_ENABLE_STATS, Linux 5.8
-	attr := struct{ statsType uint32 }{0} // BPF_STATS_RUN_TIME
-	fd, _, errno := unix.Syscall(unix.SYS_BPF, enableStats, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
-	if errno != 0 {
-		p.Fatalf("enable statistics of programs: %w", errno)
-	}
-	p.Cleanup(func() { unix.Close(int(fd)) })
 }

@@ -51,16 +51,3 @@ func TestRun(t *testing.T) {
 		}
 	}
 }
-
-func TestFigure(t *testing.T) {
-	for want, f := range map[string]Figure{
-		"RESULT a_p50=0.123 ms budget=0.5":              {Name: "a_p50", Value: 0.1234, Digits: 3, Unit: "ms", Budget: 0.5},
-		"RESULT a_max=1000.000 ms":                      {Name: "a_max", Value: 1000, Digits: 3, Unit: "ms"},
-		"RESULT a=2.0 MiB budget=14 peer=somebody:21.5": {Name: "a", Value: 2, Digits: 1, Unit: "MiB", Budget: 14, Peer: "somebody", Beside: 21.5},
-		"RESULT a_ratio=240 x peer=kubelet:5000":        {Name: "a_ratio", Value: 240, Unit: "x", Peer: "kubelet", Beside: 5000},
-	} {
-		if got := f.String(); got != want {
-			t.Errorf("got %q, want %q", got, want)
-		}
-	}
-}
