@@ -1,11 +1,13 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
+	"io"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/nodeprobe/nodeprobe/test/bench/program"
 )
 
 func verdict(t *testing.T, change func(files map[string]string, d *diary)) []string {
@@ -28,7 +30,7 @@ func verdict(t *testing.T, change func(files map[string]string, d *diary)) []str
 		res.files[name] = []byte(text)
 	}
 	r := &report{kernel: all[0]}
-	if err := r.judge(context.WithoutCancel(t.Context()), res); err != nil {
+	if err := program.Run(t.Context(), "test", nil, io.Discard, io.Discard, func(p *program.P) { r.judge(p, res) }); err != nil {
 		return []string{err.Error()}
 	}
 	return r.failures
@@ -91,12 +93,12 @@ func TestJudge(t *testing.T) {
 		"hook missing":    {replace(preflight, `"outcome":"ok"`, `"outcome":"missing"`), "preflight: missing"},
 		"cgroup v1":       {replace(preflight, `{"detail":"v2 at /sys/fs/cgroup","outcome":"ok","what":"memory cgroup"}`, `{"detail":"v1","outcome":"ok","what":"memory cgroup"}`), "not v2"},
 		"not looked at":   {replace(preflight, `CAP_BPF`, `CAP_X`), "preflight has no CAP_BPF"},
-		"no JSON":         {replace(preflight, `[`, ``), "read preflight"},
+		"no JSON":         {replace(preflight, `[`, ``), "invalid character"},
 		"memory missing":  {replace(snapshot, `"available": 900000, `, ``), "no memory.available"},
 		"memory too much": {replace(snapshot, `900000`, `2000000`), "memory.available 2000000"},
 		"other capacity":  {replace(snapshot, `"capacity": 1024000`, `"capacity": 1024001`), "MemTotal 1024000"},
 		"no stall":        {replace(snapshot, `{"resource": "io", "full": {}}`, `{"resource": "cpu", "full": {}}`), "PSI of"},
-		"no OOM kills":    {replace(snapshot, `"oomKills": 3,`, ``), "no OOM kills"},
+		"no OOM kills":    {replace(snapshot, `"oomKills": 3,`, ``), "0 OOM kills"},
 		"kills differ":    {replace(snapshot, `"oomKills": 3,`, `"oomKills": 2,`), "2 OOM kills"},
 		"no counters":     {replace(snapshot, `"blockErrors": 0`, `"x": 0`), "lacks counters"},
 		"pressure":        {replace(snapshot, `"False"`, `"True"`), "MemoryPressure True"},

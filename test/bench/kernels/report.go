@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -13,6 +12,9 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/nodeprobe/nodeprobe/test/bench/program"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // report is what came of one kernel.
@@ -58,9 +60,9 @@ func (r *report) wantAll(where string, wanted, found []string) {
 // tested on the machine itself.
 var allowedSkip = regexp.MustCompile(`"(clang|llvm-strip|go|mkfs\.ext4)": executable file not found`)
 
-// judge reads the results and notes what is wrong with them. An error means that
-// they cannot be read.
-func (r *report) judge(ctx context.Context, res *results) error {
+// judge reads the results and notes what is wrong with them. It fails p if they
+// cannot be read.
+func (r *report) judge(p *program.P, res *results) {
 	r.boot, r.took = res.diary.Boot, res.took
 	for _, text := range res.diary.Setup {
 		r.fail("prepare guest: %s", text)
@@ -68,39 +70,27 @@ func (r *report) judge(ctx context.Context, res *results) error {
 	for _, o := range res.diary.Steps {
 		r.facts = append(r.facts, fmt.Sprintf("%s took %s", o.Name, o.Took))
 		if o.Exit != 0 {
-			stderr := res.files[outputName(o.Name, "stderr")]
-			r.fail("%s: %s %s", o.Name, o.Error, bytes.TrimSpace(stderr))
+			r.fail("%s: %s %s", o.Name, o.Error, bytes.TrimSpace(res.files[outputName(o.Name, "stderr")]))
 		}
 	}
-	release := strings.TrimSpace(string(res.files["/proc/sys/kernel/osrelease"]))
-	r.want(strings.HasPrefix(release, r.kernel.release+"."), "release %s", release)
-	if err := r.judgeTests(ctx, res.files[outputName("bpf tests", "stdout")]); err != nil {
-		return err
-	}
+	r.judgeTests(p, res.files[outputName("bpf tests", "stdout")])
 	for line := range strings.Lines(string(res.files[outputName("trial", "stdout")])) {
 		r.facts = append(r.facts, "trial: "+strings.TrimSpace(line))
 	}
 	r.table = string(res.files[outputName("preflight", "stdout")])
-	if err := r.judgePreflight(res.files[outputName("preflight json", "stdout")]); err != nil {
-		return err
-	}
-	return r.judgeSnapshot(res, release)
+	r.judgePreflight(p, res.files[outputName("preflight json", "stdout")])
+	r.judgeSnapshot(p, res)
 }
 
 // judgeTests takes the output of a test binary.
-func (r *report) judgeTests(ctx context.Context, text []byte) error {
-	cmd := exec.CommandContext(ctx, "go", "tool", "test2json")
+func (r *report) judgeTests(p *program.P, text []byte) {
+	cmd := exec.CommandContext(p.Context(), "go", "tool", "test2json")
 	cmd.Stdin = bytes.NewReader(text)
-	events, err := cmd.Output()
-	if err != nil {
-		return fmt.Errorf("run go tool test2json: %w", err)
-	}
+	events := must.Get(cmd.Output())(p)
 	written, result, names := map[string]string{}, map[string]string{}, []string(nil)
 	for line := range bytes.Lines(events) {
 		var e struct{ Action, Test, Output string }
-		if err := json.Unmarshal(line, &e); err != nil {
-			return fmt.Errorf("read events of tests: %w", err)
-		}
+		must.OK(p, json.Unmarshal(line, &e))
 		switch written[e.Test] += e.Output; {
 		case e.Test == "": // The binary as a whole has an exit code.
 		case e.Action == "run":
@@ -128,7 +118,6 @@ func (r *report) judgeTests(ctx context.Context, text []byte) error {
 	if r.passed == 0 {
 		r.fail("bpf tests: none passed")
 	}
-	return nil
 }
 
 // testOutput leaves out what the testing package itself prints.
@@ -152,11 +141,9 @@ var mustFind = []string{
 	"hook tp_btf/mm_vmscan_memcg_reclaim_begin", "hook tp_btf/block_rq_error", "hook bpf_timer/tick",
 }
 
-func (r *report) judgePreflight(text []byte) error {
+func (r *report) judgePreflight(p *program.P, text []byte) {
 	var findings []struct{ What, Outcome, Detail string }
-	if err := json.Unmarshal(text, &findings); err != nil {
-		return fmt.Errorf("read preflight: %w in %q", err, text)
-	}
+	must.OK(p, json.Unmarshal(text, &findings))
 	var found []string
 	for _, f := range findings {
 		if f.Outcome != "ok" && f.Outcome != "off" { // there are no pods in a guest
@@ -168,7 +155,6 @@ func (r *report) judgePreflight(text []byte) error {
 		found = append(found, f.What)
 	}
 	r.wantAll("preflight", mustFind, found)
-	return nil
 }
 
 // snapshot is the part of nodeprobe's that is judged.
@@ -187,7 +173,7 @@ type snapshot struct {
 		}
 		Memory   struct{ Total, MemAvailable, WorkingSet int64 }
 		Tasks    struct{ Total, Max int64 }
-		OOMKills *uint64
+		OOMKills int64
 		Kernel   *struct{ OOMKills, DirectReclaims, CgroupReclaims, BlockErrors *uint64 }
 		Errors   []struct{ Source, Error string }
 	}
@@ -198,22 +184,14 @@ type snapshot struct {
 	}
 }
 
-func (r *report) judgeSnapshot(res *results, release string) error {
-	text := res.files[outputName("snapshot", "stdout")]
+func (r *report) judgeSnapshot(p *program.P, res *results) {
 	var all snapshot
-	if err := json.Unmarshal(text, &all); err != nil {
-		return fmt.Errorf("read snapshot: %w in %q", err, text)
-	}
+	must.OK(p, json.Unmarshal(res.files[outputName("snapshot", "stdout")], &all))
 	s := &all.Snapshot
-	memTotal, err := procFigure(res.files["/proc/meminfo"], "MemTotal:")
-	if err != nil {
-		return err
-	}
-	kills, err := procFigure(res.files["/proc/vmstat"], "oom_kill")
-	if err != nil {
-		return err
-	}
-
+	memTotal := 1024 * procFigure(p, res.files["/proc/meminfo"], "MemTotal:")
+	kills := procFigure(p, res.files["/proc/vmstat"], "oom_kill")
+	release := strings.TrimSpace(string(res.files[kernelRelease]))
+	r.want(strings.HasPrefix(release, r.kernel.release+"."), "release %s", release)
 	r.want(s.Tier == "bpf", "tier %s", s.Tier)
 	var signals, stalls []string
 	for _, sig := range s.Signals {
@@ -223,7 +201,7 @@ func (r *report) judgeSnapshot(res *results, release string) error {
 		signals = append(signals, sig.Name)
 		r.want(*sig.Available > 0 && *sig.Available <= *sig.Capacity, "%s %d of %d", sig.Name, *sig.Available, *sig.Capacity)
 		if sig.Name == "memory.available" {
-			r.want(*sig.Capacity == 1024*memTotal, "capacity of memory %d, MemTotal %d", *sig.Capacity, 1024*memTotal)
+			r.want(*sig.Capacity == memTotal, "capacity of memory %d, MemTotal %d", *sig.Capacity, memTotal)
 		}
 	}
 	r.wantAll("snapshot", []string{"memory.available", "nodefs.available", "pid.available"}, signals)
@@ -241,12 +219,8 @@ func (r *report) judgeSnapshot(res *results, release string) error {
 	r.want(m.WorkingSet > 0 && m.WorkingSet < m.Total && m.MemAvailable > 0 && m.MemAvailable < m.Total,
 		"MemAvailable %d, working set %d", m.MemAvailable, m.WorkingSet)
 	r.want(s.Tasks.Total > 10 && s.Tasks.Total < s.Tasks.Max, "%d tasks of at most %d", s.Tasks.Total, s.Tasks.Max)
-	if s.OOMKills == nil {
-		r.fail("snapshot has no OOM kills")
-	} else {
-		// The tests have some processes killed.
-		r.want(*s.OOMKills == uint64(kills) && kills > 0, "%d OOM kills since boot, %d in /proc/vmstat", *s.OOMKills, kills)
-	}
+	// The tests have some processes killed.
+	r.want(s.OOMKills == kills && kills > 0, "%d OOM kills since boot, %d in /proc/vmstat", s.OOMKills, kills)
 	if k := s.Kernel; k == nil || k.OOMKills == nil || k.DirectReclaims == nil || k.CgroupReclaims == nil || k.BlockErrors == nil {
 		r.fail("snapshot lacks counters of the programs in the kernel")
 	}
@@ -256,16 +230,16 @@ func (r *report) judgeSnapshot(res *results, release string) error {
 	if info := all.Node.Status.NodeInfo; info.KernelVersion != release || info.Architecture != r.kernel.arch {
 		r.fail("snapshot: Node has kernel %s on %s", info.KernelVersion, info.Architecture)
 	}
-	return nil
 }
 
-func procFigure(text []byte, word string) (int64, error) {
+func procFigure(p *program.P, text []byte, word string) int64 {
 	for line := range strings.Lines(string(text)) {
 		if f := strings.Fields(line); len(f) >= 2 && f[0] == word {
-			return strconv.ParseInt(f[1], 10, 64)
+			return must.Get(strconv.ParseInt(f[1], 10, 64))(p)
 		}
 	}
-	return 0, fmt.Errorf("no line %s in %q", word, text)
+	p.Fatalf("no line %s in %q", word, text)
+	return 0
 }
 
 func (r *report) line() string {

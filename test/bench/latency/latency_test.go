@@ -96,28 +96,6 @@ func TestCross(t *testing.T) {
 	}
 }
 
-func TestApproach(t *testing.T) {
-	for _, test := range []struct {
-		available, want int64
-		there           bool
-	}{
-		{1000, 900, false}, // a stride
-		{190, 150, false},  // what is left of one
-		{170, 170, true},
-		{160, 160, true},
-		{140, 140, true},
-		{130, 130, true},
-		{120, 150, false},
-		{20, 150, false}, // all of it, at once
-	} {
-		s := &slope{available: test.available}
-		there, err := approach(s, 130, 170, 100)
-		if there != test.there || s.available != test.want || err != nil {
-			t.Errorf("%d: %v at %d (%v), want %v at %d", test.available, there, s.available, err, test.there, test.want)
-		}
-	}
-}
-
 func TestSummarize(t *testing.T) {
 	for n, want := range map[int]summary{
 		0: {}, 1: {1, 1, 1}, 2: {1, 2, 2}, 3: {2, 3, 3}, 50: {25, 50, 50}, 100: {50, 99, 100}, 101: {51, 100, 101},

@@ -2,9 +2,7 @@ package main
 
 import (
 	"math"
-	"slices"
 	"testing"
-	"time"
 
 	"github.com/nodeprobe/nodeprobe/test/bench/program"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
@@ -22,35 +20,6 @@ func TestRun(t *testing.T) {
 		`bpf_task_newtask_ns=\d+\.\d ns budget=100`,
 		`bpf_sched_process_free_ns=\d+\.\d ns budget=100`,
 	}, "-dir", t.TempDir(), "-rounds", "1", "-length", "10ms")
-}
-
-func TestLoops(t *testing.T) {
-	for _, l := range newLoops(t, t.TempDir()) {
-		if ns, err := l.run(time.Millisecond); err != nil || ns <= 0 {
-			t.Errorf("loop %s: %v ns, %v", l.name, ns, err)
-		}
-	}
-	l := loop{"write", 1, overwrite(-1, nil)}
-	if _, err := l.run(time.Millisecond); err == nil {
-		t.Error("a loop goes on without its file")
-	}
-}
-
-// A program is in the second look only if it had not run before.
-func TestProgramCosts(t *testing.T) {
-	series := func(hook string) (runs, seconds string) {
-		labels := `{hook="` + hook + `"}`
-		return "nodeprobe_bpf_program_runs_total" + labels, "nodeprobe_bpf_program_run_seconds_total" + labels
-	}
-	before, after := map[string]float64{}, map[string]float64{"nodeprobe_bpf_forks_total": 20}
-	runs, seconds := series("tp_btf/task_newtask")
-	before[runs], before[seconds], after[runs], after[seconds] = 10, 1, 20, 1.5
-	runs, seconds = series("tp_btf/mark_victim")
-	after[runs], after[seconds] = 4, 0.25
-	want := []programCost{{"tp_btf/mark_victim", 4, 0.25}, {"tp_btf/task_newtask", 10, 0.5}}
-	if got := programCosts(before, after); !slices.Equal(got, want) {
-		t.Errorf("got %+v, want %+v", got, want)
-	}
 }
 
 func TestRatios(t *testing.T) {
