@@ -83,7 +83,7 @@ func TestJudge(t *testing.T) {
 		change func(map[string]string, *diary)
 		want   string
 	}{
-		"step failed":     {func(_ map[string]string, d *diary) { d.Steps[0].Exit, d.Steps[0].Error = 2, "exit status 2" }, "exit status 2"},
+		"step failed":     {func(_ map[string]string, d *diary) { d.Steps[0].Error = "exit status 2" }, "exit status 2"},
 		"setup failed":    {func(_ map[string]string, d *diary) { d.Setup = []string{"no disk"} }, "no disk"},
 		"other kernel":    {replace("/proc/sys/kernel/osrelease", "6.1.", "6.12."), "release 6.12.0"},
 		"test failed":     {replace(tests, "PASS: TestA", "FAIL: TestA"), "TestA"},

@@ -69,7 +69,7 @@ func (r *report) judge(p *program.P, res *results) {
 	}
 	for _, o := range res.diary.Steps {
 		r.facts = append(r.facts, fmt.Sprintf("%s took %s", o.Name, o.Took))
-		if o.Exit != 0 {
+		if o.Error != "" {
 			r.fail("%s: %s %s", o.Name, o.Error, bytes.TrimSpace(res.files[outputName(o.Name, "stderr")]))
 		}
 	}

@@ -159,21 +159,3 @@ func cross(r pressure.Ramp, limit, step int64) (c crossing, err error) {
 	}
 	return c, fmt.Errorf("the limit %d is not crossed after %d steps of %d", limit, maxSteps, step)
 }
-
-// approach takes or gives so much that what is available lies in the middle of the
-// band between low and high, or near it, and reports whether it does. Others use
-// and give back memory and tasks at the same time, so this may take a few calls.
-func approach(r pressure.Ramp, low, high, stride int64) (there bool, err error) {
-	available, err := r.Available()
-	if err != nil {
-		return false, err
-	}
-	middle := low + (high-low)/2
-	switch {
-	case available > high:
-		return false, r.Take(min(available-middle, stride))
-	case available < low:
-		return false, r.Give(middle - available)
-	}
-	return true, nil
-}

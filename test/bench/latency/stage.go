@@ -92,21 +92,25 @@ func (n *node) status(condition corev1.NodeConditionType) corev1.ConditionStatus
 	return nodewatch.Condition(cmp.Or(n.history.Last(), &corev1.Node{}), condition).Status
 }
 
-// approach brings what is available to where the clocked steps begin, and lets
-// everything come to rest.
+// approach brings what is available near to where the clocked steps begin, and lets
+// everything come to rest. Others use and give back memory and tasks as well.
 func (n *node) approach(l *load, limit int64) {
 	deadline := time.Now().Add(calmTimeout)
-	low, high := limit+l.beginning/2, limit+l.beginning*3/2
-	for at := 0; at < 2; { // once more after the pause
-		if time.Now().After(deadline) {
-			n.Fatalf("%s does not stay near %s: something else presses on this machine", l.signal, l.text(limit))
-		}
-		there := must.Get(approach(l.ramp, low, high, l.spacing))(n)
+	for near := 0; near < 2; { // once more after the pause
 		pause := time.Millisecond
-		if at++; !there {
-			at = 0
-		} else if at == 1 {
-			pause = poise + rand.N(poise)
+		switch surplus := must.Get(l.ramp.Available())(n) - limit - l.beginning; {
+		case time.Now().After(deadline):
+			n.Fatalf("%s does not stay near %s: something else presses on this machine", l.signal, l.text(limit))
+		case surplus > l.beginning/2:
+			near = 0
+			must.OK(n, l.ramp.Take(min(surplus, l.spacing)))
+		case surplus < -l.beginning/2:
+			near = 0
+			must.OK(n, l.ramp.Give(-surplus))
+		default:
+			if near++; near == 1 {
+				pause = poise + rand.N(poise)
+			}
 		}
 		n.sleep(pause)
 	}
