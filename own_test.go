@@ -59,6 +59,7 @@ func TestSetters(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	began := time.Now()
 	defer running(t, a)()
 	testtree.Eventually(t, "what the last setter has set is posted", func() bool {
 		n := api.stored()
@@ -71,6 +72,10 @@ func TestSetters(t *testing.T) {
 	if ready := api.condition("Ready"); ready.Status != v1.ConditionTrue {
 		t.Errorf("Ready: %+v", ready)
 	}
+	testtree.Eventually(t, "the state has both writes", func() bool {
+		s := a.State()
+		return s.Posted != nil && s.Posted.Time.After(began) && s.Posted.Bytes > 0 && s.Lease != nil && s.Lease.Renewed.After(began)
+	})
 	testtree.Eventually(t, "each is named in the log", func() bool {
 		text := log.String()
 		return strings.Contains(text, "setPanics panicked: a setter's fault") && strings.Contains(text, "no such device") &&

@@ -25,35 +25,49 @@ import (
 
 // A request without an answer costs its writer's connections and nobody else's.
 func TestConnectionsOfTheirOwn(t *testing.T) {
-	renewing, renew := make(chan struct{}), make(chan struct{})
-	client := apiUntil(t, time.Now().Add(time.Hour), func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodPost {
-			<-r.Context().Done() // an Event's
-			return
-		}
-		if r.Method == http.MethodPut {
-			close(renewing)
-			<-renew
-		}
-		w.Header().Set("Content-Type", "application/json")
-		io.WriteString(w, `{"kind":"Lease","apiVersion":"coordination.k8s.io/v1","metadata":{"name":"n"}}`)
-	})
-	var renewal sync.WaitGroup
-	renewal.Go(func() {
-		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "n", Namespace: heartbeat.Namespace}}
-		if _, err := client.Leases.Update(t.Context(), lease); err != nil {
-			t.Errorf("a renewal that was under way: %v", err)
-		}
-	})
-	<-renewing
-	ctx, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer stop()
-	if err := client.Events.Create(ctx, &v1.Event{ObjectMeta: metav1.ObjectMeta{Name: "e", Namespace: "default"}}); err == nil {
-		t.Error("the Event is posted")
+	for name, test := range map[string]struct {
+		hangs string
+		write func(context.Context, *Clients) error
+		own   func(*Clients) *Connections
+	}{
+		"event": {http.MethodPost, func(ctx context.Context, c *Clients) error {
+			return c.Events.Create(ctx, &v1.Event{ObjectMeta: metav1.ObjectMeta{Name: "e", Namespace: "default"}})
+		}, func(c *Clients) *Connections { return c.ForEvents }},
+		"status": {http.MethodPatch, func(ctx context.Context, c *Clients) error {
+			_, err := c.Nodes.PatchStatus(ctx, "n", []byte("{}"))
+			return err
+		}, func(c *Clients) *Connections { return c.ForNodes }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			renewing, renew := make(chan struct{}), make(chan struct{})
+			client := apiUntil(t, time.Now().Add(time.Hour), func(w http.ResponseWriter, r *http.Request) {
+				if r.Method == test.hangs {
+					<-r.Context().Done()
+					return
+				}
+				close(renewing)
+				<-renew
+				w.Header().Set("Content-Type", "application/json")
+				io.WriteString(w, `{"kind":"Lease","apiVersion":"coordination.k8s.io/v1","metadata":{"name":"n"}}`)
+			})
+			var renewal sync.WaitGroup
+			renewal.Go(func() {
+				lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "n", Namespace: heartbeat.Namespace}}
+				if _, err := client.Leases.Update(t.Context(), lease); err != nil {
+					t.Errorf("a renewal that was under way: %v", err)
+				}
+			})
+			<-renewing
+			ctx, stop := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer stop()
+			if err := test.write(ctx, client); err == nil {
+				t.Error("it is written")
+			}
+			test.own(client).Reconnect()
+			close(renew)
+			renewal.Wait()
+		})
 	}
-	client.ForEvents.Reconnect()
-	close(renew)
-	renewal.Wait()
 }
 
 // What the caller's rest.Config has is sent, with our name: the field manager is what

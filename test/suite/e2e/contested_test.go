@@ -279,12 +279,9 @@ func (c *contested) write(i int) *corev1.Node {
 				s.Conditions = slices.Delete(s.Conditions, at, at+1)
 			}
 		})
-	case 3:
-		return c.foreignPatch(map[string]any{"metadata": map[string]any{
-			"labels": map[string]any{"example.com/rack": fmt.Sprint(i)}, "annotations": map[string]any{"example.com/at": fmt.Sprint(i)},
-		}})
-	case 4:
-		return c.foreignPatch(map[string]any{"metadata": map[string]any{"annotations": map[string]any{"example.com/at": nil}}})
+	case 3, 4: // comes, and goes
+		at := map[string]any{"example.com/at": []any{fmt.Sprint(i), nil}[i%9-3]}
+		return c.foreignPatch(map[string]any{"metadata": map[string]any{"labels": map[string]any{"example.com/rack": fmt.Sprint(i)}, "annotations": at}})
 	case 5:
 		return c.foreignPatch(map[string]any{"spec": map[string]any{
 			"unschedulable": i%2 == 0, "taints": []corev1.Taint{{Key: "example.com/taint", Value: fmt.Sprint(i), Effect: corev1.TaintEffectNoExecute}},

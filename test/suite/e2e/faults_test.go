@@ -174,48 +174,6 @@ func TestBadAnswers(t *testing.T) {
 	}
 }
 
-// The status, the Lease and Events have connections of their own: while writes of
-// one kind hang, and connections are closed for that again and again, no renewal of
-// the Lease fails, although one is under way most of the time.
-func TestHangingWrites(t *testing.T) {
-	t.Parallel()
-	cp := controlplane.StartForTest(t)
-	for method, path := range map[string]string{"POST": "/api/v1/namespaces/default/events", "PATCH": statusPath} {
-		t.Run(method, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t, cp, agent.Config{"nodeLeaseDurationSeconds": 4})
-			proxy := n.Through()
-			a := n.StartReady()
-			proxy.Inject(fault.Rule{Methods: []string{"PUT"}, Path: leasePath, Fault: fault.Delay(2 * time.Second)})
-			proxy.Inject(fault.Rule{Methods: []string{method}, Path: path, Fault: fault.Hang()})
-			proxy.Forget()
-			n.markUnknown() // which is worth a patch, and that an Event
-			stage.Until(t, "the fault is met", func() bool {
-				met := 0
-				for _, r := range proxy.Requests() {
-					if r.Fault == fault.Hang().String() && r.Done {
-						met++
-					}
-				}
-				return met >= 4
-			})
-			must.Note(t, stage.Metric(a, `nodeprobe_heartbeat_renewals_total{result="failure"}`, 0))
-			renewals := 0
-			for _, r := range proxy.Requests() {
-				if r.Method != "PUT" || !r.Done {
-					continue
-				}
-				if renewals++; r.Code != 200 {
-					t.Errorf("renewal: %s", r)
-				}
-			}
-			if renewals == 0 {
-				t.Error("no renewal was under way")
-			}
-		})
-	}
-}
-
 // relay passes bytes to the API server and back. Connections made before freeze fall
 // silent with it, without being closed, as with a firewall that forgot them.
 type relay struct {

@@ -37,47 +37,48 @@ func TestBadHost(t *testing.T) {
 		noHook    = "kernel signal is missing"
 		noWake    = "no notifications from source"
 	)
-	procfs := []corev1.NodeConditionType{ourMemory, ourPIDs, ourMemoryContention, ourIOContention, ourReadonly}
+	type kinds = []corev1.NodeConditionType
+	procfs, contention := kinds{ourMemory, ourPIDs, ourMemoryContention, ourIOContention, ourReadonly}, kinds{ourMemoryContention, ourIOContention}
 	for _, test := range []struct {
 		name string
 		// mounts is a shell script in a mount namespace of its own; EMPTY is an empty
 		// directory, and THREADED a file that answers reads as a kernel with psi=0
 		// does. It may set run to what is to run nodeprobe.
 		mounts  string
-		args    []string
+		arg     string
 		bpf     string // "off" if empty
 		finding string // a line of preflight that is not ok: outcome, subject, remedy
 		ok      string // a line that is: subject and detail
 		msg     string // of a line of the log
 		says    string // in that line
-		unknown []corev1.NodeConditionType
+		unknown kinds
 		why     string // in the messages of these, and why it is not ready
 		ready   bool   // all the same: it is the machine that lacks it
 	}{
 		{
-			name: "no procfs", args: []string{"--path.procfs=/nowhere"}, finding: "fails --path.procfs mount the node's /proc there",
+			name: "no procfs", arg: "--path.procfs=/nowhere", finding: "fails --path.procfs mount the node's /proc there",
 			msg: wrongPath, says: `"flag":"--path.procfs","err":"open /nowhere: no such file or directory"`,
 			unknown: procfs, why: "open /nowhere",
 		},
 		{
-			name: "empty procfs", args: []string{"--path.procfs=EMPTY"}, finding: "fails --path.procfs mount the node's /proc there",
+			name: "empty procfs", arg: "--path.procfs=EMPTY", finding: "fails --path.procfs mount the node's /proc there",
 			msg: wrongPath, says: ` is empty`, unknown: procfs, why: "no such file or directory",
 		},
 		{
-			name: "no sysfs", args: []string{"--path.sysfs=/nowhere"}, finding: "fails --path.sysfs mount the node's /sys there",
-			msg: wrongPath, says: `"flag":"--path.sysfs"`, unknown: []corev1.NodeConditionType{ourMemory}, why: "find memory controller below /nowhere/fs/cgroup",
+			name: "no sysfs", arg: "--path.sysfs=/nowhere", finding: "fails --path.sysfs mount the node's /sys there",
+			msg: wrongPath, says: `"flag":"--path.sysfs"`, unknown: kinds{ourMemory}, why: "find memory controller below /nowhere/fs/cgroup",
 		},
 		{
-			name: "empty sysfs", args: []string{"--path.sysfs=EMPTY"}, finding: "fails memory cgroup see --path.sysfs",
-			msg: wrongPath, says: `"flag":"--path.sysfs"`, unknown: []corev1.NodeConditionType{ourMemory}, why: "find memory controller below ",
+			name: "empty sysfs", arg: "--path.sysfs=EMPTY", finding: "fails memory cgroup see --path.sysfs",
+			msg: wrongPath, says: `"flag":"--path.sysfs"`, unknown: kinds{ourMemory}, why: "find memory controller below ",
 		},
 		{
-			name: "no rootfs", args: []string{"--path.rootfs=/nowhere"}, finding: "fails --path.rootfs mount the node's / there",
-			msg: wrongPath, says: `"flag":"--path.rootfs"`, unknown: []corev1.NodeConditionType{ourDisk, ourReadonly}, why: "open /nowhere: no such file or directory",
+			name: "no rootfs", arg: "--path.rootfs=/nowhere", finding: "fails --path.rootfs mount the node's / there",
+			msg: wrongPath, says: `"flag":"--path.rootfs"`, unknown: kinds{ourDisk, ourReadonly}, why: "open /nowhere: no such file or directory",
 		},
 		{
-			name: "empty rootfs", args: []string{"--path.rootfs=EMPTY"}, finding: "fails --path.rootfs mount the node's / there",
-			msg: wrongPath, says: ` is empty`, unknown: []corev1.NodeConditionType{ourDisk, ourReadonly}, why: "it is empty, and so not the root of the node",
+			name: "empty rootfs", arg: "--path.rootfs=EMPTY", finding: "fails --path.rootfs mount the node's / there",
+			msg: wrongPath, says: ` is empty`, unknown: kinds{ourDisk, ourReadonly}, why: "it is empty, and so not the root of the node",
 		},
 		{
 			name: "read-only cgroups", mounts: readOnlyBelow("/sys/fs/cgroup"), ok: "memory cgroup v",
@@ -89,7 +90,7 @@ func TestBadHost(t *testing.T) {
 		},
 		{
 			name: "no cgroups", mounts: "mount --bind EMPTY /sys/fs/cgroup", finding: "fails memory cgroup mount the host's /sys/fs/cgroup",
-			msg: noSource, says: "find memory controller below /sys/fs/cgroup", unknown: []corev1.NodeConditionType{ourMemory}, why: "find memory controller below /sys/fs/cgroup",
+			msg: noSource, says: "find memory controller below /sys/fs/cgroup", unknown: kinds{ourMemory}, why: "find memory controller below /sys/fs/cgroup",
 		},
 		{
 			name: "no tracefs", mounts: "mount --bind EMPTY /sys/kernel/tracing; mount --bind EMPTY /sys/kernel/debug", bpf: "auto",
@@ -109,11 +110,11 @@ func TestBadHost(t *testing.T) {
 		},
 		{
 			name: "PSI turned off", mounts: "for r in cpu memory io; do mount --bind THREADED /proc/pressure/$r; done", finding: "missing pressure_memory boot with psi=1",
-			msg: "no pressure stall information", says: `"level":"INFO"`, ready: true, unknown: []corev1.NodeConditionType{ourMemoryContention, ourIOContention}, why: "boot with psi=1",
+			msg: "no pressure stall information", says: `"level":"INFO"`, ready: true, unknown: contention, why: "boot with psi=1",
 		},
 		{
 			name: "PSI hidden", mounts: "mount --bind EMPTY /proc/pressure", finding: "missing pressure_memory boot with psi=1",
-			msg: noSource, says: "open /proc/pressure/memory", unknown: []corev1.NodeConditionType{ourMemoryContention, ourIOContention}, why: "open /proc/pressure/",
+			msg: noSource, says: "open /proc/pressure/memory", unknown: contention, why: "open /proc/pressure/",
 		},
 		{
 			name: "read-only procfs", mounts: "mount --bind /proc /proc; mount -o remount,bind,ro /proc", finding: "missing wake-up pressure_memory_some mount /proc read-write",
@@ -130,14 +131,14 @@ func TestBadHost(t *testing.T) {
 			if test.bpf != "" {
 				n.Spec.Config["bpf"] = test.bpf
 			}
-			empty := t.TempDir()
-			mounts := strings.ReplaceAll(test.mounts, "EMPTY", empty)
-			if strings.Contains(mounts, "THREADED") {
-				mounts = strings.ReplaceAll(mounts, "THREADED", threadedCgroup(t)+"/cgroup.procs")
+			paths := []string{"EMPTY", t.TempDir()}
+			if strings.Contains(test.mounts, "THREADED") {
+				paths = append(paths, "THREADED", threadedCgroup(t)+"/cgroup.procs")
 			}
-			n.Spec.Binary = inMounts(t, n.Spec.Binary, mounts)
-			for _, arg := range test.args {
-				n.Spec.Args = append(n.Spec.Args, strings.ReplaceAll(arg, "EMPTY", empty))
+			fill := strings.NewReplacer(paths...).Replace
+			n.Spec.Binary = inMounts(t, n.Spec.Binary, fill(test.mounts))
+			if test.arg != "" {
+				n.Spec.Args = []string{fill(test.arg)}
 			}
 			a := n.Start()
 			n.checkPreflight(test.finding, test.ok)

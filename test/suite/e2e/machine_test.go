@@ -1,10 +1,12 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,146 +23,38 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/wait"
 )
 
-// hardware is a copy of the machine's /proc and /sys in which a test can plug and
-// unplug: files of its own where it needs them, links to the real ones elsewhere.
-type hardware struct {
+// usage is a machine whose files in /proc and /sys are the test's own where it needs
+// that, and links to the real ones elsewhere. The test plugs and unplugs, and decides
+// how much memory and how many tasks are in use: it need not hold as much memory as
+// there is to show a shortage. And nothing is killed there but by the test's word.
+type usage struct {
 	t             *testing.T
 	procfs, sysfs string
 }
 
-func newHardware(t *testing.T) hardware {
-	t.Helper()
-	h := hardware{t, t.TempDir(), t.TempDir()}
-	h.link("/proc", h.procfs, "meminfo")
-	h.link("/sys", h.sysfs, "devices", "kernel")
-	h.copyMeminfo()
-	return h
-}
-
-func (h hardware) copyMeminfo() {
-	h.t.Helper()
-	meminfo := must.Get(os.ReadFile("/proc/meminfo"))(h.t)
-	h.write(h.procfs, "meminfo", string(meminfo))
-}
-
-func (h hardware) link(from, to string, except ...string) {
-	h.t.Helper()
-	entries := must.Get(os.ReadDir(from))(h.t)
-	skip := map[string]bool{}
-	for _, name := range except {
-		skip[name] = true
-	}
-	for _, e := range entries {
-		if skip[e.Name()] {
-			continue
-		}
-		must.OK(h.t, os.Symlink(filepath.Join(from, e.Name()), filepath.Join(to, e.Name())))
-	}
-}
-
-// write changes a file in place, as the kernel's files do: a text of the same length
-// at once, and it is never empty.
-func (h hardware) write(root, name, text string) {
-	h.t.Helper()
-	path := filepath.Join(root, name)
-	must.OK(h.t, os.MkdirAll(filepath.Dir(path), 0o755))
-	f := must.Get(os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600))(h.t)
-	defer f.Close()
-	must.Get(f.WriteString(text))(h.t)
-	must.OK(h.t, f.Truncate(int64(len(text))))
-}
-
-func (h hardware) plug(cpus string, memory, swap, hugePages int64) {
-	h.t.Helper()
-	h.write(h.sysfs, "devices/system/cpu/online", cpus+"\n")
-	h.write(h.sysfs, "kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", fmt.Sprintln(hugePages))
-	h.meminfo(map[string]int64{"MemTotal": memory, "SwapTotal": swap, "SwapFree": swap})
-}
-
-// meminfo changes figures of /proc/meminfo, which are in bytes.
-func (h hardware) meminfo(figures map[string]int64) {
-	h.t.Helper()
-	meminfo := must.Get(os.ReadFile(filepath.Join(h.procfs, "meminfo")))(h.t)
-	for name, value := range figures {
-		line := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + `:.*$`)
-		meminfo = line.ReplaceAll(meminfo, fmt.Appendf(nil, "%s: %15d kB", name, value>>10))
-	}
-	h.write(h.procfs, "meminfo", string(meminfo))
-}
-
-// CPUs, memory, swap and huge pages that come and go, and a filesystem that grows,
-// are on the Node without a restart. A kubelet needs one.
-func TestHotPlug(t *testing.T) {
-	t.Parallel()
-	need.Root(t)
-	const gi, mi = 1 << 30, 1 << 20
-	h := newHardware(t)
-	h.plug("0-1", 64*gi, 0, 8)
-	dir := t.TempDir()
-	must.OK(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64m"))
-	t.Cleanup(func() { // after nodeprobe has ended
-		must.Note(t, unix.Unmount(dir, unix.MNT_DETACH))
-	})
-	n := newNode(t, controlplane.StartForTest(t), agent.Config{
-		"rootDirectory": dir, "systemReserved": map[string]string{"cpu": "500m", "memory": "1Gi"},
-	})
-	n.Spec.Args = []string{"--path.procfs", h.procfs, "--path.sysfs", h.sysfs}
-	n.StartReady()
-
-	check := func(when string, cpus, memory, swap, hugePages, disk int64) {
-		t.Helper()
-		want := map[string]int64{
-			"cpu": cpus * 1000, "memory": memory, "swap": swap, "hugepages-2Mi": hugePages * 2 * mi, "ephemeral-storage": disk,
-			"allocatable cpu": cpus*1000 - 500, "allocatable memory": memory - gi - hugePages*2*mi,
-		}
-		begin := time.Now()
-		// The rarest of them are read once a minute.
-		wait.Until(t, 2*stage.Patience, "the node has what is there "+when, func() error {
-			if got := capacityOf(n.MustGet()); fmt.Sprint(got) != fmt.Sprint(want) {
-				return fmt.Errorf("it has %v, want %v", got, want)
-			}
-			return nil
-		})
-		t.Logf("%s: on the Node after %s", when, time.Since(begin).Round(100*time.Millisecond))
-	}
-	check("at first", 2, 64*gi, 0, 8, 64*mi)
-	h.plug("0,2-4", 16*gi, 2*gi, 0)
-	must.OK(t, unix.Mount("tmpfs", dir, "tmpfs", unix.MS_REMOUNT, "size=128m"))
-	check("plugged and unplugged", 4, 16*gi, 2*gi, 0, 128*mi)
-}
-
-// capacityOf is what the test looks at.
-func capacityOf(node *corev1.Node) map[string]int64 {
-	s := &node.Status
-	huge := s.Capacity["hugepages-2Mi"]
-	figures := map[string]int64{
-		"cpu": s.Capacity.Cpu().MilliValue(), "memory": s.Capacity.Memory().Value(), "swap": 0,
-		"hugepages-2Mi": huge.Value(), "ephemeral-storage": s.Capacity.StorageEphemeral().Value(),
-		"allocatable cpu": s.Allocatable.Cpu().MilliValue(), "allocatable memory": s.Allocatable.Memory().Value(),
-	}
-	if swap := s.NodeInfo.Swap; swap != nil && swap.Capacity != nil {
-		figures["swap"] = *swap.Capacity
-	}
-	return figures
-}
-
-// usage is a machine of whose memory and tasks the test decides how much is in use:
-// it need not hold as much memory as there is to show a shortage. And nothing is
-// killed there but by the test's word, whatever other tests do.
-type usage struct{ hardware }
-
-// newUsage makes a machine with next to no memory and tasks in use.
+// newUsage makes a machine of two CPUs, 64 GiB and eight huge pages, with next to no
+// memory and tasks in use.
 func newUsage(t *testing.T) usage {
 	t.Helper()
-	u := usage{hardware{t, t.TempDir(), t.TempDir()}}
+	u := usage{t, t.TempDir(), t.TempDir()}
 	u.link("/proc", u.procfs, "loadavg", "vmstat", "meminfo")
-	u.link("/sys", u.sysfs, "fs")
+	u.link("/sys", u.sysfs, "fs", "devices", "kernel")
 	u.write(u.sysfs, "fs/cgroup/memory.stat", "") // is looked for
-	u.copyMeminfo()
+	u.write(u.procfs, "meminfo", string(must.Get(os.ReadFile("/proc/meminfo"))(t)))
+	u.plug("0-1", 64<<30, 0, 8)
 	u.memory(1 << 20)
 	u.tasks(100)
 	u.killed(0)
 	return u
+}
+
+func (u usage) link(from, to string, except ...string) {
+	u.t.Helper()
+	for _, e := range must.Get(os.ReadDir(from))(u.t) {
+		if !slices.Contains(except, e.Name()) {
+			must.OK(u.t, os.Symlink(filepath.Join(from, e.Name()), filepath.Join(to, e.Name())))
+		}
+	}
 }
 
 // flags are those that lead nodeprobe to the machine.
@@ -184,11 +78,87 @@ func (u usage) killed(n int) {
 	u.write(u.procfs, "vmstat", fmt.Sprintf("oom_kill %020d\n", n))
 }
 
-// diskStep is something that happens to a filesystem, and what is true then.
-type diskStep struct {
-	name   string
-	change func() error
-	want   string
+// write changes a file in place, as the kernel's files do: a text of the same length
+// at once, and it is never empty.
+func (u usage) write(root, name, text string) {
+	u.t.Helper()
+	path := filepath.Join(root, name)
+	must.OK(u.t, os.MkdirAll(filepath.Dir(path), 0o755))
+	f := must.Get(os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600))(u.t)
+	defer f.Close()
+	must.Get(f.WriteString(text))(u.t)
+	must.OK(u.t, f.Truncate(int64(len(text))))
+}
+
+func (u usage) plug(cpus string, memory, swap, hugePages int64) {
+	u.t.Helper()
+	u.write(u.sysfs, "devices/system/cpu/online", cpus+"\n")
+	u.write(u.sysfs, "kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", fmt.Sprintln(hugePages))
+	u.meminfo(map[string]int64{"MemTotal": memory, "SwapTotal": swap, "SwapFree": swap})
+}
+
+// meminfo changes figures of /proc/meminfo, which are in bytes.
+func (u usage) meminfo(figures map[string]int64) {
+	u.t.Helper()
+	meminfo := must.Get(os.ReadFile(filepath.Join(u.procfs, "meminfo")))(u.t)
+	for name, value := range figures {
+		line := regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(name) + `:.*$`)
+		meminfo = line.ReplaceAll(meminfo, fmt.Appendf(nil, "%s: %15d kB", name, value>>10))
+	}
+	u.write(u.procfs, "meminfo", string(meminfo))
+}
+
+// CPUs, memory, swap and huge pages that come and go, and a filesystem that grows,
+// are on the Node without a restart. A kubelet needs one.
+func TestHotPlug(t *testing.T) {
+	t.Parallel()
+	need.Root(t)
+	const gi, mi = 1 << 30, 1 << 20
+	u := newUsage(t)
+	dir := t.TempDir()
+	must.OK(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=64m"))
+	t.Cleanup(func() { // after nodeprobe has ended
+		must.Note(t, unix.Unmount(dir, unix.MNT_DETACH))
+	})
+	n := newNode(t, controlplane.StartForTest(t), agent.Config{
+		"rootDirectory": dir, "systemReserved": map[string]string{"cpu": "500m", "memory": "1Gi"},
+	})
+	n.Spec.Args = u.flags()
+	n.StartReady()
+
+	check := func(when string, cpus, memory, swap, hugePages, disk int64) {
+		t.Helper()
+		want := map[string]int64{
+			"cpu": cpus * 1000, "memory": memory, "swap": swap, "hugepages-2Mi": hugePages * 2 * mi, "ephemeral-storage": disk,
+			"allocatable cpu": cpus*1000 - 500, "allocatable memory": memory - gi - hugePages*2*mi,
+		}
+		// The rarest of them are read once a minute.
+		wait.Until(t, 2*stage.Patience, "the node has what is there "+when, func() error {
+			if got := capacityOf(n.MustGet()); fmt.Sprint(got) != fmt.Sprint(want) {
+				return fmt.Errorf("it has %v, want %v", got, want)
+			}
+			return nil
+		})
+	}
+	check("at first", 2, 64*gi, 0, 8, 64*mi)
+	u.plug("0,2-4", 16*gi, 2*gi, 0)
+	must.OK(t, unix.Mount("tmpfs", dir, "tmpfs", unix.MS_REMOUNT, "size=128m"))
+	check("plugged and unplugged", 4, 16*gi, 2*gi, 0, 128*mi)
+}
+
+// capacityOf is what the test looks at.
+func capacityOf(node *corev1.Node) map[string]int64 {
+	s := &node.Status
+	huge := s.Capacity["hugepages-2Mi"]
+	figures := map[string]int64{
+		"cpu": s.Capacity.Cpu().MilliValue(), "memory": s.Capacity.Memory().Value(), "swap": 0,
+		"hugepages-2Mi": huge.Value(), "ephemeral-storage": s.Capacity.StorageEphemeral().Value(),
+		"allocatable cpu": s.Allocatable.Cpu().MilliValue(), "allocatable memory": s.Allocatable.Memory().Value(),
+	}
+	if swap := s.NodeInfo.Swap; swap != nil && swap.Capacity != nil {
+		figures["swap"] = *swap.Capacity
+	}
+	return figures
 }
 
 // A filesystem changes its size, and what of it only root may fill. It is
@@ -211,47 +181,41 @@ func TestFilesystemChanges(t *testing.T) {
 			})
 			a := n.StartReady()
 			n.WaitCondition(corev1.NodeDiskPressure, corev1.ConditionFalse)
-			changes := 0
-			run := func(steps ...diskStep) {
-				t.Helper()
-				for _, step := range steps {
-					began := time.Now()
-					if err := step.change(); err != nil {
-						t.Fatalf("%s: %v", step.name, err)
-					}
-					// By nodeprobe's log: the API server learns of six changes a minute.
-					r := waitChanged(t, a, changes)
-					if changes++; !strings.Contains(r.Line, `"DiskPressure","status":"`+step.want+`"`) {
-						t.Errorf("%s: %s", step.name, r.Line)
-					}
-					t.Logf("%s: DiskPressure is %s after %s", step.name, step.want, r.Time.Sub(began).Round(time.Millisecond))
-				}
+			var user *os.File
+			shortage := func() error { return fs.Fill(10 << 20) }
+			steps := []struct {
+				name   string
+				change func() error
+				want   string
+			}{
+				{"filled", shortage, "True"},
+				{"grown", func() error { return fs.Resize(128) }, "False"},
+				{"most of it reserved", func() error { return fs.Reserve(50) }, "True"},
+				{"none of it reserved", func() error { return fs.Reserve(0) }, "False"},
+				{"filled again, and used", func() (err error) { user, err = os.Open(fs.Dir); return errors.Join(err, shortage()) }, "True"},
+				// Nobody but the user has it then; whatever happens there is nothing to the node.
+				{"unmounted lazily", func() error { return fs.Unmount(true) }, "False"},
+				{"mounted again", func() error { return errors.Join(user.Close(), fs.Mount()) }, "True"},
+				{"unmounted", func() error { return fs.Unmount(false) }, "False"},
+				{"mounted once more", fs.Mount, "True"},
+				{"emptied", fs.Empty, "False"},
+				{"filled for good", shortage, "True"},
 			}
-			run(
-				diskStep{"filled", func() error { return fs.Fill(10 << 20) }, "True"},
-				diskStep{"grown", func() error { return fs.Resize(128) }, "False"},
-				diskStep{"most of it reserved", func() error { return fs.Reserve(50) }, "True"},
-				diskStep{"none of it reserved", func() error { return fs.Reserve(0) }, "False"},
-			)
-			user := must.Get(os.Open(fs.Dir))(t)
-			defer user.Close()
-			run(
-				diskStep{"filled again", func() error { return fs.Fill(10 << 20) }, "True"},
-				diskStep{"unmounted lazily", func() error { return fs.Unmount(true) }, "False"},
-			)
-			// Nobody but the user has it now; whatever happens there is nothing to
-			// the node.
-			user.Close()
-			run(
-				diskStep{"mounted again", fs.Mount, "True"},
-				diskStep{"unmounted", func() error { return fs.Unmount(false) }, "False"},
-				diskStep{"mounted once more", fs.Mount, "True"},
-				diskStep{"emptied", fs.Empty, "False"},
-				diskStep{"filled for good", func() error { return fs.Fill(10 << 20) }, "True"},
-			)
+			for i, step := range steps {
+				began := time.Now()
+				if err := step.change(); err != nil {
+					t.Fatalf("%s: %v", step.name, err)
+				}
+				// By nodeprobe's log: the API server learns of six changes a minute.
+				r := waitChanged(t, a, i)
+				if !strings.Contains(r.Line, `"DiskPressure","status":"`+step.want+`"`) {
+					t.Errorf("%s: %s", step.name, r.Line)
+				}
+				t.Logf("%s: DiskPressure is %s after %s", step.name, step.want, r.Time.Sub(began).Round(time.Millisecond))
+			}
 			n.WaitCondition(corev1.NodeDiskPressure, corev1.ConditionTrue)
-			if all := changed(t, a); len(all) != changes {
-				t.Errorf("%d changes, of which only %d had a reason: %+v", len(all), changes, all)
+			if all := changed(t, a); len(all) != len(steps) {
+				t.Errorf("%d changes, of which only %d had a reason: %+v", len(all), len(steps), all)
 			}
 		})
 	}

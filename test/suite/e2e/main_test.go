@@ -101,20 +101,20 @@ func (n *node) wantForeign() {
 	}
 }
 
-func (n *node) patchAs(manager string, patch map[string]any, subresources ...string) *corev1.Node {
+func (n *node) patchAs(manager string, patch map[string]any, subresources ...string) {
 	n.T.Helper()
 	data := must.Get(json.Marshal(patch))(n.T)
-	return must.Get(n.Client.CoreV1().Nodes().Patch(context.Background(), n.Name, types.StrategicMergePatchType, data, metav1.PatchOptions{FieldManager: manager}, subresources...))(n.T)
+	must.Get(n.Client.CoreV1().Nodes().Patch(context.Background(), n.Name, types.StrategicMergePatchType, data, metav1.PatchOptions{FieldManager: manager}, subresources...))(n.T)
 }
 
-func (n *node) patch(patch map[string]any, subresources ...string) *corev1.Node {
+func (n *node) patch(patch map[string]any) {
 	n.T.Helper()
-	return n.patchAs("", patch, subresources...)
+	n.patchAs("", patch)
 }
 
-func (n *node) patchStatus(status map[string]any) *corev1.Node {
+func (n *node) patchStatus(status map[string]any) {
 	n.T.Helper()
-	return n.patch(map[string]any{"status": status}, "status")
+	n.patchAs("", map[string]any{"status": status}, "status")
 }
 
 // markUnknown does what the node lifecycle controller does to a node that it
@@ -195,40 +195,5 @@ func TestMendsUnknown(t *testing.T) {
 				t.Errorf("%s changed at %s, want not before %s", c.Type, c.LastTransitionTime, before)
 			}
 		}
-	}
-}
-
-// The status page tells when the API server last heard of us.
-func TestPageTellsOfWrites(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, controlplane.StartForTest(t), agent.Config{})
-	a := n.StartReady()
-	_, body, err := a.Get(t.Context(), "/api/v1/status")
-	must.OK(t, err)
-	var got struct {
-		Checks []struct{ Name, Error string }
-		Status struct {
-			Posted time.Time
-			Reason string
-			Bytes  int
-		}
-		Lease struct {
-			Renewed time.Time
-			Result  string
-		}
-	}
-	must.OK(t, json.Unmarshal(body, &got))
-	for _, want := range []string{"sampler", "conditions", "status", "lease"} {
-		if i := slices.IndexFunc(got.Checks, func(c struct{ Name, Error string }) bool { return c.Name == want }); i < 0 || got.Checks[i].Error != "" {
-			t.Errorf("checks %+v, want %s among them", got.Checks, want)
-		}
-	}
-	if s := got.Status; s.Posted.Before(a.Started) || s.Posted.After(time.Now()) || s.Reason == "" || s.Bytes == 0 {
-		t.Errorf("status: %+v", s)
-	}
-	lease := must.Get(n.Lease())(t)
-	// It may have been renewed once more since.
-	if l := got.Lease; l.Renewed.Before(a.Started) || l.Renewed.After(lease.Spec.RenewTime.Add(time.Second)) || l.Result != "success" {
-		t.Errorf("lease: %+v, and the API server has %s", l, lease.Spec.RenewTime)
 	}
 }

@@ -196,7 +196,7 @@ func TestUnreachable(t *testing.T) {
 			n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeStatusUpdateFrequency": "1h"})
 			proxy := n.Through()
 			began := time.Now()
-			n.createLease(n.Name, manager, began.Add(-age))
+			n.createLease(manager, began.Add(-age))
 			proxy.Refuse()
 			a := n.Start()
 			if r := stage.WaitComplaint(t, a, notPosted, "connection refused"); !strings.Contains(r.Err, "127.0.0.1:") {

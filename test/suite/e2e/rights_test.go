@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -59,17 +58,17 @@ var needed = []permission{
 	{"patch", "", "events"},
 }
 
-// grant gives users all permissions but one, and returns when the API server
+// grant gives a user all permissions but one, and returns when the API server
 // knows.
-func (n *node) grant(but permission, users ...string) {
+func (n *node) grant(but permission, user string) {
 	n.T.Helper()
 	allowed := slices.DeleteFunc(slices.Clone(needed), func(p permission) bool { return p == but })
-	n.bind(allowed, users...)
+	n.bind(allowed, user)
 	stage.Eventually(n.T, "the role is in force", func() error {
 		for _, p := range needed {
 			resource, sub, _ := strings.Cut(p.resource, "/")
 			review, err := n.Client.AuthorizationV1().SubjectAccessReviews().Create(n.T.Context(), &authorizationv1.SubjectAccessReview{
-				Spec: authorizationv1.SubjectAccessReviewSpec{User: users[0], ResourceAttributes: &authorizationv1.ResourceAttributes{
+				Spec: authorizationv1.SubjectAccessReviewSpec{User: user, ResourceAttributes: &authorizationv1.ResourceAttributes{
 					Verb: p.verb, Group: p.group, Resource: resource, Subresource: sub, Name: n.Name,
 				}},
 			}, metav1.CreateOptions{})
@@ -84,7 +83,7 @@ func (n *node) grant(but permission, users ...string) {
 	})
 }
 
-func (n *node) bind(permissions []permission, users ...string) {
+func (n *node) bind(permissions []permission, user string) {
 	n.T.Helper()
 	meta := metav1.ObjectMeta{Name: n.Name}
 	role := &rbacv1.ClusterRole{ObjectMeta: meta}
@@ -92,9 +91,7 @@ func (n *node) bind(permissions []permission, users ...string) {
 		role.Rules = append(role.Rules, rbacv1.PolicyRule{Verbs: []string{p.verb}, APIGroups: []string{p.group}, Resources: []string{p.resource}})
 	}
 	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: meta, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: n.Name}}
-	for _, user := range users {
-		binding.Subjects = append(binding.Subjects, rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: user})
-	}
+	binding.Subjects = []rbacv1.Subject{{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: user}}
 	// An update creates them, too.
 	must.Get(n.Client.RbacV1().ClusterRoles().Update(n.T.Context(), role, metav1.UpdateOptions{}))(n.T)
 	must.Get(n.Client.RbacV1().ClusterRoleBindings().Update(n.T.Context(), binding, metav1.UpdateOptions{}))(n.T)
@@ -256,84 +253,42 @@ func TestNodeRestriction(t *testing.T) {
 	}
 }
 
-// Credentials in files end, and others take their place: nodeprobe reports it, and
-// uses the new ones without a restart.
-func TestRotatedCredentials(t *testing.T) {
+// A client certificate in files ends, and another takes its place: nodeprobe reports
+// it, and uses the new one without a restart.
+func TestRotatedCertificate(t *testing.T) {
 	t.Parallel()
-	cp := controlplane.StartForTest(t)
-	for name, kind := range map[string]func(n *node) credentials{"client certificate": certificates, "token": tokens} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			n := newNode(t, cp, agent.Config{"nodeStatusReportFrequency": "1s"})
-			c := kind(n)
-			config := clientcmdapi.NewConfig()
-			config.CurrentContext = "x"
-			config.Contexts["x"] = &clientcmdapi.Context{Cluster: "x", AuthInfo: "x"}
-			config.Clusters["x"] = &clientcmdapi.Cluster{Server: cp.Config().Host, CertificateAuthorityData: cp.Config().CAData}
-			config.AuthInfos["x"] = c.user
-			n.Spec.Kubeconfig = filepath.Join(n.Spec.Dir, "kubeconfig")
-			must.OK(t, clientcmd.WriteToFile(*config, n.Spec.Kubeconfig))
-			a := n.StartReady()
-			c.end()
-			const refused = "the credentials of kubeconfig "
-			stage.WaitComplaint(t, a, notPosted, refused+n.Spec.Kubeconfig+" are refused, or have expired: Unauthorized")
-			stage.WaitComplaint(t, a, notRenewed, refused)
-			stage.WaitUnready(t, a, refused)
-			began := time.Now()
-			c.renew()
-			n.WaitReady(a)
-			n.WaitRenewed(began)
-			t.Logf("the new ones were in use after %s", time.Since(began).Round(100*time.Millisecond))
-			stage.CheckOnce(t, a)
-		})
+	n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeStatusReportFrequency": "1s"})
+	user := &clientcmdapi.AuthInfo{ClientCertificate: filepath.Join(n.Spec.Dir, "client.crt"), ClientKey: filepath.Join(n.Spec.Dir, "client.key")}
+	issue := func(validity time.Duration) {
+		t.Helper()
+		name, groups := controlplane.NodeUser(n.Name)
+		cert, key, err := n.CP.ClientCertificate(validity, name, groups...)
+		must.OK(t, err)
+		replace(t, user.ClientKey, key)
+		replace(t, user.ClientCertificate, cert)
 	}
-}
-
-// credentials are those of a user of a kubeconfig: what ends them, and what puts
-// others in their place.
-type credentials struct {
-	user       *clientcmdapi.AuthInfo
-	end, renew func()
+	issue(25 * time.Second) // once nodeprobe has had the time to start
+	config := clientcmdapi.NewConfig()
+	config.CurrentContext = "x"
+	config.Contexts["x"] = &clientcmdapi.Context{Cluster: "x", AuthInfo: "x"}
+	config.Clusters["x"] = &clientcmdapi.Cluster{Server: n.CP.Config().Host, CertificateAuthorityData: n.CP.Config().CAData}
+	config.AuthInfos["x"] = user
+	n.Spec.Kubeconfig = filepath.Join(n.Spec.Dir, "kubeconfig")
+	must.OK(t, clientcmd.WriteToFile(*config, n.Spec.Kubeconfig))
+	a := n.StartReady()
+	const refused = "the credentials of kubeconfig "
+	stage.WaitComplaint(t, a, notPosted, refused+n.Spec.Kubeconfig+" are refused, or have expired: Unauthorized")
+	stage.WaitComplaint(t, a, notRenewed, refused)
+	stage.WaitUnready(t, a, refused)
+	began := time.Now()
+	issue(time.Hour)
+	n.WaitReady(a)
+	n.WaitRenewed(began)
+	stage.CheckOnce(t, a)
 }
 
 func replace(t *testing.T, path string, data []byte) {
 	t.Helper()
 	must.OK(t, os.WriteFile(path+".new", data, 0o600))
 	must.OK(t, os.Rename(path+".new", path))
-}
-
-// certificates that end by themselves, once nodeprobe has had the time to start.
-func certificates(n *node) credentials {
-	n.T.Helper()
-	user := &clientcmdapi.AuthInfo{ClientCertificate: filepath.Join(n.Spec.Dir, "client.crt"), ClientKey: filepath.Join(n.Spec.Dir, "client.key")}
-	issue := func(validity time.Duration) {
-		n.T.Helper()
-		name, groups := controlplane.NodeUser(n.Name)
-		cert, key, err := n.CP.ClientCertificate(validity, name, groups...)
-		must.OK(n.T, err)
-		replace(n.T, user.ClientKey, key)
-		replace(n.T, user.ClientCertificate, cert)
-	}
-	issue(25 * time.Second)
-	return credentials{user, func() {}, func() { issue(time.Hour) }}
-}
-
-// tokens of service accounts. That of an account that is deleted ends within the
-// ten seconds for which the API server remembers it.
-func tokens(n *node) credentials {
-	n.T.Helper()
-	accounts := n.Client.CoreV1().ServiceAccounts(metav1.NamespaceDefault)
-	user := &clientcmdapi.AuthInfo{TokenFile: filepath.Join(n.Spec.Dir, "token")}
-	first, second := n.Name+"-1", n.Name+"-2"
-	issue := func(account string) {
-		n.T.Helper()
-		must.Get(accounts.Create(n.T.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account}}, metav1.CreateOptions{}))(n.T)
-		request := must.Get(accounts.CreateToken(n.T.Context(), account, &authenticationv1.TokenRequest{}, metav1.CreateOptions{}))(n.T)
-		replace(n.T, user.TokenFile, []byte(request.Status.Token))
-	}
-	const prefix = "system:serviceaccount:" + metav1.NamespaceDefault + ":"
-	n.grant(permission{}, prefix+first, prefix+second)
-	issue(first)
-	end := func() { must.OK(n.T, accounts.Delete(n.T.Context(), first, metav1.DeleteOptions{})) }
-	return credentials{user, end, func() { issue(second) }}
 }
