@@ -195,21 +195,13 @@ func TestRestartDuringShutdown(t *testing.T) { //nolint:paralleltest // it sets 
 	n.WaitCondition(corev1.NodeReady, corev1.ConditionTrue)
 }
 
-// Told to stop, it says so, if it is to.
-func TestLastWord(t *testing.T) {
+// The exit message is the last thing posted.
+func TestExitMessage(t *testing.T) {
 	t.Parallel()
-	for name, word := range map[string]string{"none": "", "some": "taken out of service"} {
-		t.Run(name, func(t *testing.T) {
-			n := newNode(t, controlplane.StartForTest(t), agent.Config{"lastWord": word})
-			n.StartReady().Stop()
-			ready := nodewatch.Condition(n.MustGet(), corev1.NodeReady)
-			want, message := corev1.ConditionTrue, "kubelet is posting ready status"
-			if word != "" {
-				want, message = corev1.ConditionFalse, word
-			}
-			if ready.Status != want || ready.Message != message {
-				t.Errorf("%+v, want %s: %s", ready, want, message)
-			}
-		})
+	const message = "taken out of service"
+	n := newNode(t, controlplane.StartForTest(t), agent.Config{"exitMessage": message})
+	n.StartReady().Stop()
+	if ready := nodewatch.Condition(n.MustGet(), corev1.NodeReady); ready.Status != corev1.ConditionFalse || ready.Message != message {
+		t.Errorf("%+v", ready)
 	}
 }

@@ -122,17 +122,3 @@ func TestDeletedByController(t *testing.T) {
 		}
 	}
 }
-
-// The Lease alone is deleted: it is made again, with the Node for its owner.
-func TestLeaseDeleted(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, controlplane.StartForTest(t), agent.Config{"nodeStatusUpdateFrequency": "1h"})
-	a := n.StartReady()
-	n.WaitRenewed(time.Time{})
-	began := time.Now()
-	n.deleteLease()
-	n.WaitRenewed(began)
-	n.wantOwnedLease(n.MustGet())
-	stage.WaitLogged(t, a, "the lease is gone", 0)
-	n.WaitReady(a)
-}

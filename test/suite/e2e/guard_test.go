@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -44,32 +45,28 @@ func (n *node) createLease(manager string, renewed time.Time) {
 	}, metav1.CreateOptions{FieldManager: manager}))(n.T)
 }
 
-func (n *node) renewAs(ctx context.Context, manager string) error {
+func (n *node) renew(ctx context.Context) error {
 	patch := fmt.Appendf(nil, `{"spec":{"renewTime":%q}}`, time.Now().UTC().Format(metav1.RFC3339Micro))
-	_, err := n.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Patch(ctx, n.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: manager})
+	_, err := n.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Patch(ctx, n.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: kubeletManager})
 	return err
 }
 
-// keepRenewing renews the Lease as a field manager every so often until stop is called,
-// or the test ends.
-func (n *node) keepRenewing(manager string, every time.Duration) (stop func()) {
+// keepRenewing renews the Lease as a kubelet once a second until the test ends.
+func (n *node) keepRenewing() {
 	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
+	var running sync.WaitGroup
+	running.Go(func() {
 		for ctx.Err() == nil {
-			if err := n.renewAs(ctx, manager); err != nil && ctx.Err() == nil {
+			if err := n.renew(ctx); err != nil && ctx.Err() == nil {
 				n.T.Error(err)
 			}
 			select {
 			case <-ctx.Done():
-			case <-time.After(every):
+			case <-time.After(time.Second):
 			}
 		}
-	}()
-	stop = func() { cancel(); <-ended }
-	n.T.Cleanup(stop)
-	return stop
+	})
+	n.T.Cleanup(func() { cancel(); running.Wait() })
 }
 
 // waitStoodDown waits until nodeprobe has left the node to somebody else.
@@ -90,11 +87,11 @@ func TestGuardCannotTell(t *testing.T) {
 	for name, unreadable := range map[string][]string{"lease": {leasePath}, "lease and node": {leasePath, stage.NodesPath + "/*"}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			n := newNode(t, cp, agent.Config{"lastWord": "gone for maintenance"})
+			n := newNode(t, cp, agent.Config{"exitMessage": "gone for maintenance"})
 			proxy := n.Through()
 			n.register()
 			n.createLease(kubeletManager, time.Now())
-			n.keepRenewing(kubeletManager, time.Second)
+			n.keepRenewing()
 			for _, path := range unreadable {
 				proxy.Inject(fault.Rule{Methods: []string{"GET"}, Path: path, Fault: fault.Status(503)})
 			}
@@ -111,38 +108,6 @@ func TestGuardCannotTell(t *testing.T) {
 			wantOnlyReads(t, proxy)
 		})
 	}
-}
-
-// Another nodeprobe renews the same Lease (beside a kubelet this one would stand
-// down for good). Two heartbeats in one Lease would hide the death of either sender,
-// so nodeprobe gives way, and reports it.
-func TestForeignHeartbeat(t *testing.T) {
-	t.Parallel()
-	n := newNode(t, controlplane.StartForTest(t), nil)
-	proxy := n.Through()
-	a := n.StartReady()
-	stop := n.keepRenewing("nodeprobe", time.Second/10)
-	const metric = "nodeprobe_heartbeat_foreign_writer"
-	stage.Eventually(t, metric+" is 1", func() error { return stage.Metric(a, metric, 1) })
-	r := stage.WaitLogged(t, a, "not renewing the lease: another client does", 0)
-	if r.Level != "WARN" {
-		t.Errorf("logged at level %s: %s", r.Level, r.Line)
-	}
-	must.Note(t, stage.Code(a, "/readyz", 503))
-	// From here on there must be no successful write of ours while the other
-	// writes. Each of our rounds begins with a look at the Lease.
-	proxy.Forget()
-	stage.Until(t, "nodeprobe has looked at the lease three times", func() bool { return proxy.Count("GET", leasePath) >= 3 })
-	if puts := proxy.Count("PUT", ""); puts > 0 {
-		t.Errorf("%d writes over a fresh heartbeat", puts)
-	}
-	stage.CheckOnce(t, a)
-	// The other falls silent, and after its last renewal has run out nodeprobe
-	// takes over.
-	stop()
-	n.WaitRenewed(time.Now())
-	stage.Eventually(t, metric+" is 0", func() error { return stage.Metric(a, metric, 0) })
-	n.WaitReady(a)
 }
 
 // leaseOfBoth is for how long a renewal is good, of the kubelet's and of ours.

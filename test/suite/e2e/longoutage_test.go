@@ -129,9 +129,9 @@ func (o *outage) play() {
 		do     func()
 		change string // that nodeprobe is to see
 	}{
-		{0.1, func() { fill(o.T, o.disk) }, "DiskPressure True"},
+		{0.1, func() { must.OK(o.T, o.disk.Fill(full)) }, "DiskPressure True"},
 		{0.2, func() { o.machine.tasks(100) }, "PIDPressure False"},
-		{0.3, func() { empty(o.T, o.disk) }, "DiskPressure False"},
+		{0.3, func() { must.OK(o.T, o.disk.Empty()) }, "DiskPressure False"},
 		{0.35, func() { o.machine.killed(1); o.killed = time.Now() }, ""},
 		{0.4, func() { o.machine.tasks(1 << 30) }, "PIDPressure True"},
 		{0.5, func() { o.proxy.Inject(fault.Rule{Fault: fault.Hang()}); must.OK(o.T, o.proxy.Accept()) }, ""},

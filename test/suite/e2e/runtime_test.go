@@ -84,13 +84,13 @@ func TestBadRuntime(t *testing.T) {
 			must.Note(t, stage.Code(a, "/readyz", 200))
 
 			filled := time.Now()
-			fill(t, fs)
+			must.OK(t, fs.Fill(full))
 			n.WaitCondition(corev1.NodeDiskPressure, corev1.ConditionTrue)
 			// A call of the runtime may take ten.
 			if took := stage.WaitLogged(t, a, "condition changed", 0).Time.Sub(filled); took > 8*time.Second {
 				t.Errorf("disk pressure noticed after %s", took)
 			}
-			empty(t, fs)
+			must.OK(t, fs.Empty())
 			n.WaitCondition(corev1.NodeDiskPressure, corev1.ConditionFalse)
 			stage.Eventually(t, "the runtime is asked again", func() error {
 				calls, err := a.Metric(t.Context(), `nodeprobe_cri_calls_total{call="Status"}`)
