@@ -27,14 +27,14 @@ func run(p *program.P) {
 	controllers := p.Flags.Bool("controllers", false, "run kube-controller-manager and kube-scheduler as well")
 	p.Parse()
 	if *buildOnly {
-		files := must.Get(controlplane.Build(p.Context(), p.Progress))(p)
+		files := controlplane.Build(p)
 		for _, file := range slices.Sorted(maps.Values(files)) {
 			fmt.Fprintln(p.Out, file)
 		}
 		return
 	}
 	begin := time.Now()
-	cp := p.ControlPlane(controlplane.Options{Dir: *dir, Log: p.Progress, AuditLog: *audit, Controllers: *controllers})
+	cp := p.ControlPlane(controlplane.Options{Dir: *dir, AuditLog: *audit, Controllers: *controllers})
 	fmt.Fprintf(p.Out, "ready after %s; files in %s\n\n", time.Since(begin).Round(100*time.Millisecond), cp.Dir())
 	fmt.Fprintf(p.Out, "export KUBECONFIG=%s\nkubectl get nodes,leases -A\n\n", cp.AdminKubeconfig())
 	if *node != "" {

@@ -55,12 +55,11 @@ const (
 func run(p *program.P) {
 	binary := p.ParseNodeprobe()
 	need.Root(p)
-	cp := p.ControlPlane(controlplane.Options{Log: p.Progress})
+	cp := p.ControlPlane(controlplane.Options{})
 	s := &stage{P: p, cp: cp, begin: time.Now()}
 
-	fs := must.Get(pressure.Disk(64))(p)
-	p.Cleanup(func() { must.Note(p, fs.Close()) })
-	loads := must.Get(pressure.Loads(fs))(p)
+	fs := pressure.Disk(p, 64)
+	loads := pressure.Loads(p, fs)
 	s.history = nodewatch.FollowForTest(p, cp.Client(), nodeName)
 	s.agent = agent.StartForTest(p, agent.Spec{
 		Binary: binary, Dir: p.TempDir(), NodeName: nodeName, Kubeconfig: must.Get(cp.NodeKubeconfig(nodeName))(p),

@@ -54,8 +54,8 @@ func run(p *program.P) {
 	containers := p.Flags.Int("containers", 0, "compare with a machine of so many `containers` more")
 	rounds := p.Flags.Int("rounds", 3, "how many windows with containers, and without")
 	binary := p.ParseNodeprobe()
-	peerBinary := must.Get(build.Cached(p.Context(), peer, p.Progress))(p)
-	cp := p.ControlPlane(controlplane.Options{Log: p.Progress})
+	peerBinary := build.Cached(p, peer)
+	cp := p.ControlPlane(controlplane.Options{})
 	subjects := start(p, cp, binary, peerBinary)
 	// Waits first, so that the start and the end of containers is in no window.
 	measure := func() map[string]footprint.Cost {

@@ -26,7 +26,7 @@ func run(p *program.P) {
 	window := p.Flags.Duration("window", 2*time.Minute, "how long to measure")
 	warmup := p.Flags.Duration("warmup", 15*time.Second, "how long to wait before")
 	binary := p.ParseNodeprobe()
-	cp := p.ControlPlane(controlplane.Options{Log: p.Progress})
+	cp := p.ControlPlane(controlplane.Options{})
 	agents := map[string]*agent.Agent{}
 	var running []footprint.Subject
 	for _, s := range subjects() {

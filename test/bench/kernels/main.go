@@ -52,7 +52,7 @@ func run(p *program.P) {
 	p.Flags.BoolVar(&b.verbose, "v", false, "print what the guests write to their console")
 	types := p.Flags.String("types", "", "test nothing, but write each kernel's BTF, and this machine's, to `directory`")
 	kernels := choose(p, p.ParseNames())
-	b.root, b.cache, b.scratch = filepath.Dir(must.Get(build.Root())(p)), cacheDir(p), p.TempDir()
+	b.root, b.cache, b.scratch = build.RootForTest(p), cacheDir(p), p.TempDir()
 	if *types != "" {
 		b.collectTypes(kernels, *types)
 		return

@@ -42,12 +42,11 @@ func run(p *program.P) {
 		p.Fatalf("peer %q is not known", *peer)
 	}
 	need.Root(p)
-	s := &stage{P: p, dir: p.TempDir(), binary: binary, cp: p.ControlPlane(controlplane.Options{Log: p.Progress})}
+	s := &stage{P: p, dir: p.TempDir(), binary: binary, cp: p.ControlPlane(controlplane.Options{})}
 	config := s.cp.Config()
 	config.ContentType = runtime.ContentTypeProtobuf // decoding JSON takes its time
 	s.watcher = must.Get(kubernetes.NewForConfig(config))(p)
-	fs := must.Get(pressure.Disk(filesystemSize))(p)
-	p.Cleanup(func() { must.Note(p, fs.Close()) })
+	fs := pressure.Disk(p, filesystemSize)
 	s.rootfs = fs.Dir
 	loads := slices.DeleteFunc(newLoads(p, fs, fleet), func(l *load) bool { return *only != "" && l.name != *only })
 	if len(loads) == 0 {

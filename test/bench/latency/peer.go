@@ -36,8 +36,7 @@ type comparison struct {
 // compare crosses limits that a nodeprobe and a kubelet both have. A nodeprobe
 // has one of them, since it may post six changes a minute, and the kubelet all.
 func (s *stage) compare(loads []*load, crossings int) []program.Figure {
-	runtime := must.Get(containerd.Start(s.Context(), containerd.Options{Dir: s.dir}))(s)
-	s.Cleanup(func() { must.Note(s, runtime.Stop()) })
+	runtime := containerd.Start(s, containerd.Options{Dir: s.dir})
 	dir := filepath.Join(s.dir, kubeletName)
 	must.OK(s, os.Mkdir(dir, 0o755))
 	thresholds := map[string]string{}
@@ -45,14 +44,13 @@ func (s *stage) compare(loads []*load, crossings int) []program.Figure {
 		thresholds[l.signal] = l.text(l.limit(0))
 	}
 	peer := s.follow(kubeletName)
-	k := must.Get(kubelet.Start(s.Context(), s.cp, kubelet.Options{
-		NodeName: kubeletName, RuntimeEndpoint: runtime.Endpoint, Dir: dir, Log: s.Progress,
+	k := kubelet.Start(s, s.cp, kubelet.Options{
+		NodeName: kubeletName, RuntimeEndpoint: runtime.Endpoint, Dir: dir,
 		// The same filesystem, so that the limit means the same.
 		RootDir:    filepath.Join(s.rootfs, kubeletName),
 		Thresholds: thresholds,
 		Config:     kubelet.Config{"evictionPressureTransitionPeriod": transition.String()},
-	}))(s)
-	s.Cleanup(func() { must.Note(s, k.Stop()) })
+	})
 	peer.exited = k.Exited()
 	var all []*comparison
 	for _, l := range loads {

@@ -187,7 +187,7 @@ type floor struct {
 func newFloor(s *stage, like *corev1.Node) *floor {
 	f := &floor{node: s.follow("floor")}
 	user, groups := controlplane.NodeUser(f.name)
-	f.client = must.Get(kubernetes.NewForConfig(must.Get(s.cp.ConfigFor(user, groups...))(s)))(s)
+	f.client = must.Get(kubernetes.NewForConfig(s.cp.ConfigFor(user, groups...)))(s)
 	f.now = must.Get(f.client.CoreV1().Nodes().Create(s.Context(), &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: f.name}, Status: *like.Status.DeepCopy(),
 	}, metav1.CreateOptions{}))(s)

@@ -141,16 +141,14 @@ func (p *P) ParseNodeprobe() string {
 	file := p.Flags.String("nodeprobe", "", "measure this `file` instead of building it from the tree")
 	p.Parse()
 	if *file == "" {
-		*file = must.Get(build.Product(p.ctx, p.TempDir(), p.Progress))(p)
+		*file = build.Product(p, p.TempDir())
 	}
 	return *file
 }
 
 // ControlPlane starts one until the end.
 func (p *P) ControlPlane(opts controlplane.Options) *controlplane.ControlPlane {
-	cp := must.Get(controlplane.Start(p.ctx, opts))(p)
-	p.Cleanup(func() { must.Note(p, cp.Stop()) })
-	return cp
+	return controlplane.StartExclusive(p, opts)
 }
 
 // Sleep pauses until ^C at the latest.

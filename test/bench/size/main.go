@@ -31,7 +31,7 @@ func main() { program.Main("size", run) }
 
 func run(p *program.P) {
 	p.Parse()
-	count(p, filepath.Dir(must.Get(build.Root())(p)))
+	count(p, build.RootForTest(p))
 }
 
 func count(p *program.P, root string) {

@@ -8,13 +8,11 @@ package build
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -44,63 +42,37 @@ type Target struct {
 }
 
 // Cached returns the file of the program, building it first if the cache lacks
-// it. What it does goes to log, which may be nil. Several processes may ask for
-// the same program at the same time: one builds, the others wait.
-func Cached(ctx context.Context, t Target, log io.Writer) (string, error) {
-	dir, err := t.moduleDir()
-	if err != nil {
-		return "", err
-	}
-	version, err := moduleVersion(filepath.Join(dir, "go.mod"), t.Module)
-	if err != nil {
-		return "", err
-	}
-	key, err := t.key(ctx, dir, version)
-	if err != nil {
-		return "", err
-	}
-	cache, err := cacheDir()
-	if err != nil {
-		return "", err
-	}
-	file := filepath.Join(cache, key, t.Name)
+// it. Several processes may ask for the same program at the same time: one builds,
+// the others wait.
+func Cached(t testing.TB, target Target) string {
+	t.Helper()
+	dir := filepath.Join(RootForTest(t), "test", filepath.FromSlash(target.Dir))
+	version := must.Get(moduleVersion(filepath.Join(dir, "go.mod"), target.Module))(t)
+	cache := filepath.Join(must.Get(cacheDir())(t), must.Get(target.key(t.Context(), dir, version))(t))
+	file := filepath.Join(cache, target.Name)
 	if _, err := os.Stat(file); err == nil {
-		return file, nil
+		return file
 	}
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		return "", fmt.Errorf("make build cache: %w", err)
-	}
-
-	what := t.Name + " " + version
-	unlock, err := Lock(ctx, filepath.Join(cache, key, "lock"), "waiting for another process that builds "+what, log)
-	if err != nil {
-		return "", fmt.Errorf("lock build of %s: %w", what, err)
-	}
-	defer unlock()
+	must.OK(t, os.MkdirAll(cache, 0o755))
+	defer Lock(t, filepath.Join(cache, "lock"))()
 	if _, err := os.Stat(file); err == nil {
-		return file, nil // Built by whoever held the lock.
+		return file // Built by whoever held the lock.
 	}
 	// The rename is the commit point: a file under its final name is complete.
 	partial := file + ".partial"
-	if err := t.goBuild(ctx, dir, version, partial, log); err != nil {
-		return "", err
-	}
-	if err := os.Rename(partial, file); err != nil {
-		return "", fmt.Errorf("keep %s: %w", what, err)
-	}
-	return file, nil
+	cmd := exec.CommandContext(t.Context(), "go", target.buildArgs(version, partial)...)
+	cmd.Dir = dir
+	runBuild(t, cmd, target.Name+" "+version)
+	must.OK(t, os.Rename(partial, file))
+	return file
 }
 
 // Product builds nodeprobe as it now is in the tree into dir, as users do, and
 // returns the file.
-func Product(ctx context.Context, dir string, log io.Writer) (string, error) {
-	root, err := Root()
-	if err != nil {
-		return "", err
-	}
-	defer progress(log, "building nodeprobe")()
-	cmd := exec.CommandContext(ctx, "make", "--no-print-directory", "-C", filepath.Dir(root), "build", "PREFIX="+dir)
-	return filepath.Join(dir, "nodeprobe"), runBuild(ctx, cmd, "nodeprobe")
+func Product(t testing.TB, dir string) string {
+	t.Helper()
+	runBuild(t, exec.CommandContext(t.Context(), "make", "--no-print-directory", "-C", RootForTest(t), "build", "PREFIX="+dir), "nodeprobe")
+	return filepath.Join(dir, "nodeprobe")
 }
 
 // key names the cache entry: readable for people, and different whenever the
@@ -140,53 +112,32 @@ func (t Target) buildArgs(version, file string) []string {
 	return []string{"build", "-trimpath", "-ldflags", ldflags, "-o", file, t.Package}
 }
 
-func (t Target) goBuild(ctx context.Context, dir, version, file string, log io.Writer) error {
-	what := t.Name + " " + version
-	defer progress(log, "building "+what)()
-	cmd := exec.CommandContext(ctx, "go", t.buildArgs(version, file)...)
-	cmd.Dir = dir
-	return runBuild(ctx, cmd, what)
-}
-
-func runBuild(ctx context.Context, cmd *exec.Cmd, what string) error {
+// runBuild names what it builds on stderr at once: it may take minutes.
+func runBuild(t testing.TB, cmd *exec.Cmd, what string) {
+	t.Helper()
+	fmt.Fprintln(os.Stderr, "building", what)
 	var output bytes.Buffer
 	cmd.Env, cmd.Stdout, cmd.Stderr = goEnviron(), &output, &output
 	// The go command ends its compilers when interrupted, not when killed.
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }
 	cmd.WaitDelay = 10 * time.Second
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("build %s: %w\n%s", what, cmp.Or(context.Cause(ctx), err), output.Bytes())
+		t.Fatalf("build %s: %v\n%s", what, err, output.Bytes())
 	}
-	return nil
 }
 
-// moduleDir finds the target's module from the working directory, which is
-// somewhere in the checkout for "go test" and "go run" alike. Nothing that the
-// compiler recorded is used, so that -trimpath does no harm.
-func (t Target) moduleDir() (string, error) {
-	root, err := Root()
-	if err != nil {
-		return "", err
-	}
-	return filepath.Join(root, filepath.FromSlash(t.Dir)), nil
-}
-
-// Root returns the directory of the test module: the nearest one that is above
-// the working directory, or "test" in one that is.
-func Root() (string, error) {
-	wd, err := os.Getwd()
-	if err != nil {
-		return "", fmt.Errorf("find test module: %w", err)
-	}
-	for dir := wd; ; dir = filepath.Dir(dir) {
-		for _, root := range []string{dir, filepath.Join(dir, "test")} {
-			data, err := os.ReadFile(filepath.Join(root, "go.mod"))
-			if err == nil && bytes.HasPrefix(data, []byte("module "+modulePath+"\n")) {
-				return root, nil
-			}
+// RootForTest returns the root of the product's module: the nearest directory, from
+// the working directory up, that has this module as "test". Nothing that the compiler
+// recorded is used, so that -trimpath does no harm.
+func RootForTest(t testing.TB) string {
+	t.Helper()
+	for dir := must.Get(os.Getwd())(t); ; dir = filepath.Dir(dir) {
+		data, err := os.ReadFile(filepath.Join(dir, "test", "go.mod"))
+		if err == nil && bytes.HasPrefix(data, []byte("module "+modulePath+"\n")) {
+			return dir
 		}
 		if dir == filepath.Dir(dir) {
-			return "", fmt.Errorf("find test module: %s is not inside the checkout that holds %s", wd, modulePath)
+			t.Fatalf("the working directory is not inside the checkout that holds %s", modulePath)
 		}
 	}
 }
@@ -219,67 +170,28 @@ func cacheDir() (string, error) {
 	return filepath.Join(dir, "nodeprobe", "bin"), nil
 }
 
-// Lock takes an exclusive lock on the file and returns what gives it back. The
-// kernel gives it back too when the process ends, so none is ever stale. What it
-// waits for goes to log, which may be nil.
-func Lock(ctx context.Context, file, waiting string, log io.Writer) (unlock func(), err error) {
-	f, err := os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o644)
-	if err != nil {
-		return nil, err
-	}
-	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-	if err == nil {
-		return func() { f.Close() }, nil
-	}
-	defer progress(log, waiting)()
+// Lock takes an exclusive lock on the file and returns what releases it. The kernel
+// releases it too when the process ends, so none is ever stale.
+func Lock(t testing.TB, file string) (unlock func()) {
+	t.Helper()
+	f := must.Get(os.OpenFile(file, os.O_CREATE|os.O_RDWR, 0o644))(t)
 	for {
-		switch err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); {
-		case err == nil:
-			return func() { f.Close() }, nil
-		case !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR):
+		err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return func() { f.Close() }
+		}
+		if t.Context().Err() != nil || !errors.Is(err, syscall.EWOULDBLOCK) && !errors.Is(err, syscall.EINTR) {
 			f.Close()
-			return nil, err
+			t.Fatalf("lock %s: %v", file, err)
 		}
-		select {
-		case <-ctx.Done():
-			f.Close()
-			return nil, context.Cause(ctx)
-		case <-time.After(200 * time.Millisecond):
-		}
+		time.Sleep(200 * time.Millisecond)
 	}
-}
-
-// progress writes a line about a long step now, every ten seconds, and when the
-// returned function is called.
-func progress(log io.Writer, what string) (done func()) {
-	if log == nil {
-		return func() {}
-	}
-	start := time.Now()
-	fmt.Fprintf(log, "%s\n", what)
-	stop, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(stopped)
-		tick := time.NewTicker(10 * time.Second)
-		defer tick.Stop()
-		for {
-			select {
-			case <-tick.C:
-				fmt.Fprintf(log, "%s: %s…\n", what, time.Since(start).Round(time.Second))
-			case <-stop:
-				fmt.Fprintf(log, "%s: ended after %s\n", what, time.Since(start).Round(100*time.Millisecond))
-				return
-			}
-		}
-	}()
-	return func() { close(stop); <-stopped }
 }
 
 // product is nodeprobe as the tests of one binary share it.
 var product struct {
 	once      sync.Once
 	dir, file string
-	err       error
 }
 
 // ProductForTest returns the nodeprobe under test: the file that
@@ -288,25 +200,15 @@ var product struct {
 func ProductForTest(t testing.TB) string {
 	t.Helper()
 	product.once.Do(func() {
-		if product.file = os.Getenv("NODEPROBE_BINARY"); product.file != "" {
-			return
-		}
-		product.dir, product.err = os.MkdirTemp("", "nodeprobe-product-") //nolint:usetesting // outlives the first test
-		if product.err == nil {
-			product.file, product.err = Product(t.Context(), product.dir, os.Stderr)
+		if product.file = os.Getenv("NODEPROBE_BINARY"); product.file == "" {
+			product.dir = must.Get(os.MkdirTemp("", "nodeprobe-product-"))(t) //nolint:usetesting // outlives the first test
+			product.file = Product(t, product.dir)
 		}
 	})
-	if product.err != nil {
-		t.Fatal(product.err)
+	if product.file == "" {
+		t.Fatal("nodeprobe could not be built for an earlier test")
 	}
 	return product.file
-}
-
-// RootForTest returns the root of the product's module.
-func RootForTest(t testing.TB) string {
-	t.Helper()
-	root := must.Get(Root())(t)
-	return filepath.Dir(root)
 }
 
 // Main runs the tests, and then removes what ProductForTest has built.

@@ -10,7 +10,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -42,58 +41,46 @@ type Options struct {
 	SandboxImage string
 }
 
-// Containerd is a running containerd. The caller must Stop it.
+// Containerd is a running containerd.
 type Containerd struct {
 	// Endpoint is the CRI's URL, for kubelets and crictl.
 	Endpoint string
 	// Socket is the same for ctr.
 	Socket string
-	// LogFile is what it writes.
-	LogFile string
 
 	dir     string
 	process *process.Process
 }
 
-// Start runs containerd and returns when it takes connections. It needs root and
-// the programs containerd and, for pods, runc. ctx bounds the start, not the
-// life.
-func Start(ctx context.Context, opts Options) (*Containerd, error) {
-	path, err := exec.LookPath("containerd")
-	if err != nil {
-		return nil, fmt.Errorf("start containerd (Debian package containerd): %w", err)
-	}
-	c := &Containerd{
-		Socket:  filepath.Join(opts.Dir, "containerd.sock"),
-		LogFile: filepath.Join(opts.Dir, "containerd.log"),
-		dir:     opts.Dir,
-	}
+// Start runs containerd until the test ends, and returns when it takes connections.
+// The test is skipped where none can be run; if it fails, the end of the log is shown.
+func Start(t testing.TB, opts Options) *Containerd {
+	t.Helper()
+	need.Root(t)
+	need.Command(t, "containerd", "containerd")
+	c := &Containerd{Socket: filepath.Join(opts.Dir, "containerd.sock"), dir: opts.Dir}
 	c.Endpoint = "unix://" + c.Socket
-	cni := filepath.Join(opts.Dir, "cni")
-	configFile := filepath.Join(opts.Dir, "containerd.toml")
-	if err := errors.Join(
-		os.MkdirAll(cni, 0o755),
-		os.WriteFile(filepath.Join(cni, "10-loopback.conflist"), []byte(network), 0o600),
-		os.WriteFile(configFile, []byte(config(opts, c.Socket, cni)), 0o600),
-	); err != nil {
-		return nil, fmt.Errorf("configure containerd: %w", err)
-	}
-	c.process, err = process.Start(process.Spec{Path: path, Args: []string{"--config", configFile}, LogFile: c.LogFile})
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	cni, configFile, log := filepath.Join(opts.Dir, "cni"), filepath.Join(opts.Dir, "containerd.toml"), filepath.Join(opts.Dir, "containerd.log")
+	must.OK(t, os.MkdirAll(cni, 0o755))
+	must.OK(t, os.WriteFile(filepath.Join(cni, "10-loopback.conflist"), []byte(network), 0o600))
+	must.OK(t, os.WriteFile(configFile, []byte(config(opts, c.Socket, cni)), 0o600))
+	c.process = must.Get(process.Start(process.Spec{Path: "containerd", Args: []string{"--config", configFile}, LogFile: log}))(t)
+	t.Cleanup(func() {
+		must.Note(t, c.Stop())
+		if t.Failed() {
+			t.Logf("containerd's last lines:\n%s", process.LogTail(log, 20))
+		}
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), readyTimeout)
 	defer cancel()
-	if err := c.process.WaitReady(ctx, func(ctx context.Context) error {
+	must.OK(t, c.process.WaitReady(ctx, func(ctx context.Context) error {
 		conn, err := new(net.Dialer).DialContext(ctx, "unix", c.Socket)
 		if err != nil {
 			return err
 		}
 		return conn.Close()
-	}); err != nil {
-		return nil, errors.Join(err, c.Stop())
-	}
-	return c, nil
+	}))
+	return c
 }
 
 // network lets the runtime say that it has a network, without which no kubelet is
@@ -118,9 +105,6 @@ state = %q
 	return text + fmt.Sprintf("  [plugins.\"io.containerd.grpc.v1.cri\".cni]\n    conf_dir = %q\n", cni)
 }
 
-// Exited is closed when the process has ended, for whatever reason.
-func (c *Containerd) Exited() <-chan struct{} { return c.process.Exited() }
-
 // Stop ends containerd, and unmounts what it has left mounted. Containers, if
 // there are any, are to be gone by then. Stopping twice is fine.
 func (c *Containerd) Stop() error {
@@ -133,26 +117,18 @@ func (c *Containerd) Stop() error {
 	return nil
 }
 
-// ImportImages gives a containerd some images for its CRI, by its socket. They are
+// ImportImages gives the containerd at a socket some images for its CRI. They are
 // nothing but names, one to three of each, and a configuration. It needs the
 // program ctr, which comes with containerd. The CRI lists them a little later.
-func ImportImages(ctx context.Context, socket string, n int) error {
-	var archive bytes.Buffer
-	w := tar.NewWriter(&archive)
-	add := func(name string, content []byte) error {
-		err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o600, Size: int64(len(content))})
-		if err == nil {
-			_, err = w.Write(content)
-		}
-		return err
-	}
+func ImportImages(t testing.TB, socket string, n int) {
+	t.Helper()
 	type manifest struct {
 		Config   string
 		RepoTags []string
 		Layers   []string
 	}
 	layer := make([]byte, 1024) // an empty archive
-	errs := []error{add("layer.tar", layer)}
+	files := []file{{"layer.tar", 0o600, layer}}
 	var manifests []manifest
 	for i := range n {
 		config := fmt.Appendf(nil, `{"architecture":"amd64","os":"linux","author":"%d","rootfs":{"type":"layers","diff_ids":["sha256:%x"]}}`,
@@ -161,80 +137,56 @@ func ImportImages(ctx context.Context, socket string, n int) error {
 		for tag := range i%3 + 1 {
 			m.RepoTags = append(m.RepoTags, fmt.Sprintf("registry.example/team/name-%d:%d", i, tag))
 		}
-		errs = append(errs, add(m.Config, config))
+		files = append(files, file{m.Config, 0o600, config})
 		manifests = append(manifests, m)
 	}
-	index, err := json.Marshal(manifests)
-	errs = append(errs, err, add("manifest.json", index), w.Close())
-	if err := errors.Join(errs...); err != nil {
-		return fmt.Errorf("make images: %w", err)
-	}
-	return ctrImport(ctx, socket, &archive, "--no-unpack", "--digests")
+	index := must.Get(json.Marshal(manifests))(t)
+	ctrImport(t, socket, archive(t, append(files, file{"manifest.json", 0o600, index})...), "--no-unpack", "--digests")
 }
 
-// Import gives a containerd, by its socket, the images of an archive such as
-// "docker save" makes.
-func Import(ctx context.Context, socket, file string) error {
-	archive, err := os.Open(file)
-	if err != nil {
-		return fmt.Errorf("import images: %w", err)
-	}
-	defer archive.Close()
-	return ctrImport(ctx, socket, archive)
-}
-
-// ImportProgram gives a containerd, by its socket, an image with nothing in it but
-// one static program, which it runs.
-func ImportProgram(ctx context.Context, socket, image, program string) error {
-	binary, err := os.ReadFile(program)
-	if err != nil {
-		return fmt.Errorf("make image: %w", err)
-	}
-	var layer, archive bytes.Buffer
-	w := tar.NewWriter(&layer)
-	err = errors.Join(w.WriteHeader(&tar.Header{Name: "program", Mode: 0o755, Size: int64(len(binary))}), write(w, binary), w.Close())
-	config := fmt.Appendf(nil, `{"architecture":%q,"os":"linux","config":{"Entrypoint":["/program"]},"rootfs":{"type":"layers","diff_ids":["sha256:%x"]}}`,
-		runtime.GOARCH, sha256.Sum256(layer.Bytes()))
-	manifest := fmt.Appendf(nil, `[{"Config":"config.json","RepoTags":[%q],"Layers":["layer.tar"]}]`, image)
-	w = tar.NewWriter(&archive)
-	for _, file := range []struct {
-		name    string
-		content []byte
-	}{{"layer.tar", layer.Bytes()}, {"config.json", config}, {"manifest.json", manifest}} {
-		err = errors.Join(err, w.WriteHeader(&tar.Header{Name: file.name, Mode: 0o600, Size: int64(len(file.content))}), write(w, file.content))
-	}
-	if err := errors.Join(err, w.Close()); err != nil {
-		return fmt.Errorf("make image: %w", err)
-	}
-	return ctrImport(ctx, socket, &archive)
-}
-
-func write(w io.Writer, content []byte) error {
-	_, err := w.Write(content)
-	return err
-}
-
-func ctrImport(ctx context.Context, socket string, archive io.Reader, args ...string) error {
-	ctr := exec.CommandContext(ctx, "ctr", append(append([]string{"--address", socket, "--namespace", "k8s.io", "images", "import"}, args...), "-")...)
-	ctr.Stdin = archive
-	if out, err := ctr.CombinedOutput(); err != nil {
-		return fmt.Errorf("import images: %w: %s", err, out)
-	}
-	return nil
-}
-
-// StartForTest is Start, and stops containerd when the test ends. The test is skipped
-// where none can be run; if it has failed, the last lines of the log are shown.
-func StartForTest(t testing.TB, opts Options) *Containerd {
+// Import gives the containerd at a socket the images of an archive such as "docker
+// save" makes.
+func Import(t testing.TB, socket, name string) {
 	t.Helper()
-	need.Root(t)
-	need.Command(t, "containerd", "containerd")
-	c := must.Get(Start(t.Context(), opts))(t)
-	t.Cleanup(func() {
-		must.Note(t, c.Stop())
-		if t.Failed() {
-			t.Logf("containerd's last lines:\n%s", process.LogTail(c.LogFile, 20))
-		}
-	})
-	return c
+	ctrImport(t, socket, must.Get(os.ReadFile(name))(t))
+}
+
+// ImportProgram gives the containerd at a socket an image with nothing in it but one
+// static program, which it runs.
+func ImportProgram(t testing.TB, socket, image, program string) {
+	t.Helper()
+	layer := archive(t, file{"program", 0o755, must.Get(os.ReadFile(program))(t)})
+	config := fmt.Appendf(nil, `{"architecture":%q,"os":"linux","config":{"Entrypoint":["/program"]},"rootfs":{"type":"layers","diff_ids":["sha256:%x"]}}`,
+		runtime.GOARCH, sha256.Sum256(layer))
+	manifest := fmt.Appendf(nil, `[{"Config":"config.json","RepoTags":[%q],"Layers":["layer.tar"]}]`, image)
+	ctrImport(t, socket, archive(t, file{"layer.tar", 0o600, layer}, file{"config.json", 0o600, config}, file{"manifest.json", 0o600, manifest}))
+}
+
+// file is one of an archive's.
+type file struct {
+	name    string
+	mode    int64
+	content []byte
+}
+
+func archive(t testing.TB, files ...file) []byte {
+	t.Helper()
+	var buf bytes.Buffer
+	w := tar.NewWriter(&buf)
+	for _, f := range files {
+		must.OK(t, w.WriteHeader(&tar.Header{Name: f.name, Mode: f.mode, Size: int64(len(f.content))}))
+		must.Get(w.Write(f.content))(t)
+	}
+	must.OK(t, w.Close())
+	return buf.Bytes()
+}
+
+func ctrImport(t testing.TB, socket string, archive []byte, args ...string) {
+	t.Helper()
+	args = append([]string{"--address", socket, "--namespace", "k8s.io", "images", "import"}, args...)
+	ctr := exec.CommandContext(t.Context(), "ctr", append(args, "-")...)
+	ctr.Stdin = bytes.NewReader(archive)
+	if out, err := ctr.CombinedOutput(); err != nil {
+		t.Fatalf("import images: %v: %s", err, out)
+	}
 }

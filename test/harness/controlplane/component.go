@@ -3,10 +3,10 @@ package controlplane
 import (
 	"context"
 	"fmt"
-	"io"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -190,17 +190,13 @@ func apiServerReady(ctx context.Context, cp *ControlPlane) error {
 
 // Build builds whatever a control plane needs, with controllers, and the cache
 // lacks, and returns the programs' files by name.
-func Build(ctx context.Context, log io.Writer) (map[string]string, error) {
-	all := slices.Concat(components, controllers)
-	files := make(map[string]string, len(all))
-	for _, c := range all {
-		file, err := build.Cached(ctx, c.target, log)
-		if err != nil {
-			return nil, err
-		}
-		files[c.target.Name] = file
+func Build(t testing.TB) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	for _, c := range slices.Concat(components, controllers) {
+		files[c.target.Name] = build.Cached(t, c.target)
 	}
-	return files, nil
+	return files
 }
 
 func (cp *ControlPlane) file(name string) string { return filepath.Join(cp.dir, name) }

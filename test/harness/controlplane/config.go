@@ -3,12 +3,10 @@ package controlplane
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -16,12 +14,11 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
 	"math/big"
 	"net"
 	"os"
-	"path/filepath"
 	"strings"
+	"testing"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -33,11 +30,8 @@ import (
 
 // ConfigFor returns a client configuration for the given user and groups. Each
 // call issues a certificate of its own.
-func (cp *ControlPlane) ConfigFor(user string, groups ...string) (*rest.Config, error) {
-	pair, err := cp.ca.client(user, groups...)
-	if err != nil {
-		return nil, err
-	}
+func (cp *ControlPlane) ConfigFor(user string, groups ...string) *rest.Config {
+	pair := cp.ca.sign(clientTemplate(user, groups...))
 	return &rest.Config{
 		Host: loopbackURL("https", cp.ports.apiServer),
 		TLSClientConfig: rest.TLSClientConfig{
@@ -47,17 +41,13 @@ func (cp *ControlPlane) ConfigFor(user string, groups ...string) (*rest.Config, 
 		},
 		// A test is no controller: it may ask as often as it likes.
 		QPS: -1,
-	}, nil
+	}
 }
 
 // Kubeconfig writes a kubeconfig for the given user and groups, with a client
 // certificate inside, and returns its path. It is removed with the control plane.
 func (cp *ControlPlane) Kubeconfig(user string, groups ...string) (string, error) {
-	config, err := cp.ConfigFor(user, groups...)
-	if err != nil {
-		return "", err
-	}
-	return cp.WriteKubeconfig(user, config)
+	return cp.WriteKubeconfig(user, cp.ConfigFor(user, groups...))
 }
 
 // NodeKubeconfig is Kubeconfig for the identity of a kubelet: the user
@@ -95,12 +85,11 @@ func (cp *ControlPlane) WriteKubeconfig(name string, config *rest.Config) (strin
 	return path, nil
 }
 
-// Kubectl returns the file of a kubectl of the API server's version, building
+// KubectlForTest returns the file of a kubectl of the API server's version, building
 // it first if the cache lacks it.
-func Kubectl(ctx context.Context, log io.Writer) (string, error) {
-	target := apiServer.target
-	target.Name, target.Package = "kubectl", "k8s.io/kubernetes/cmd/kubectl"
-	return build.Cached(ctx, target, log)
+func KubectlForTest(t testing.TB) string {
+	t.Helper()
+	return build.Cached(t, kubernetesTarget("kubectl"))
 }
 
 // validity outlives any test run.
@@ -117,27 +106,26 @@ type authority struct {
 // keyPair is a certificate and its private key in PEM.
 type keyPair struct{ cert, key []byte }
 
-func newAuthority() (*authority, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+// sure returns a value whose error only a fault of this package can cause: keys and
+// certificates are made from constants.
+func sure[T any](value T, err error) T {
 	if err != nil {
-		return nil, fmt.Errorf("make CA key: %w", err)
+		panic(err)
 	}
+	return value
+}
+
+func newAuthority() *authority {
+	key := sure(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
 	template := newTemplate("nodeprobe-test-ca")
 	template.IsCA, template.BasicConstraintsValid = true, true
 	template.KeyUsage |= x509.KeyUsageCertSign
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		return nil, fmt.Errorf("make CA certificate: %w", err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		return nil, fmt.Errorf("make CA certificate: %w", err)
-	}
-	return &authority{cert: cert, key: key, pem: pemBlock("CERTIFICATE", der)}, nil
+	der := sure(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))
+	return &authority{cert: sure(x509.ParseCertificate(der)), key: key, pem: pemBlock("CERTIFICATE", der)}
 }
 
 // serving issues a certificate for a server on the loopback interface.
-func (a *authority) serving(name string) (keyPair, error) {
+func (a *authority) serving(name string) keyPair {
 	template := newTemplate(name)
 	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
 	template.DNSNames = []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"}
@@ -145,12 +133,8 @@ func (a *authority) serving(name string) (keyPair, error) {
 	return a.sign(template)
 }
 
-// client issues a certificate that the API server takes as the given user and
+// clientTemplate is for a certificate that the API server takes as the given user and
 // groups: the common name and the organizations.
-func (a *authority) client(user string, groups ...string) (keyPair, error) {
-	return a.sign(clientTemplate(user, groups...))
-}
-
 func clientTemplate(user string, groups ...string) *x509.Certificate {
 	template := newTemplate(user)
 	template.Subject.Organization = groups
@@ -158,67 +142,31 @@ func clientTemplate(user string, groups ...string) *x509.Certificate {
 	return template
 }
 
-func (a *authority) sign(template *x509.Certificate) (keyPair, error) {
-	name := template.Subject.CommonName
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return keyPair{}, fmt.Errorf("make key of %q: %w", name, err)
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key)
-	if err != nil {
-		return keyPair{}, fmt.Errorf("make certificate of %q: %w", name, err)
-	}
-	keyPEM, err := keyBlock(key)
-	if err != nil {
-		return keyPair{}, fmt.Errorf("encode key of %q: %w", name, err)
-	}
-	return keyPair{cert: pemBlock("CERTIFICATE", der), key: keyPEM}, nil
-}
-
-// newServiceAccountKey makes the key that signs service account tokens, and
-// that the API server also verifies them with.
-func newServiceAccountKey() ([]byte, error) {
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		return nil, fmt.Errorf("make service account key: %w", err)
-	}
-	return keyBlock(key)
-}
-
-// writeTo writes NAME.crt and NAME.key into dir.
-func (k keyPair) writeTo(dir, name string) error {
-	if err := os.WriteFile(filepath.Join(dir, name+".crt"), k.cert, 0o600); err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(dir, name+".key"), k.key, 0o600)
+func (a *authority) sign(template *x509.Certificate) keyPair {
+	key := sure(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	der := sure(x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), a.key))
+	return keyPair{cert: pemBlock("CERTIFICATE", der), key: keyBlock(key)}
 }
 
 // ServingCertificate issues a certificate for 127.0.0.1 and localhost that the
 // control plane's clients trust: for proxies, webhooks and the like.
-func (cp *ControlPlane) ServingCertificate(name string) (tls.Certificate, error) {
-	pair, err := cp.ca.serving(name)
-	if err != nil {
-		return tls.Certificate{}, err
-	}
-	return tls.X509KeyPair(pair.cert, pair.key)
+func (cp *ControlPlane) ServingCertificate(name string) tls.Certificate {
+	pair := cp.ca.serving(name)
+	return sure(tls.X509KeyPair(pair.cert, pair.key))
 }
 
 // ClientCertificate issues a certificate, and its key, that the API server takes as
 // the given user and groups until the validity is over. Both are in PEM.
-func (cp *ControlPlane) ClientCertificate(validity time.Duration, user string, groups ...string) (cert, key []byte, err error) {
+func (cp *ControlPlane) ClientCertificate(validity time.Duration, user string, groups ...string) (cert, key []byte) {
 	template := clientTemplate(user, groups...)
 	template.NotAfter = time.Now().Add(validity)
-	pair, err := cp.ca.sign(template)
-	return pair.cert, pair.key, err
+	pair := cp.ca.sign(template)
+	return pair.cert, pair.key
 }
 
 func newTemplate(commonName string) *x509.Certificate {
-	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))
-	if err != nil {
-		panic(err) // crypto/rand.Reader never fails.
-	}
 	return &x509.Certificate{
-		SerialNumber: serial,
+		SerialNumber: sure(rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 120))),
 		Subject:      pkix.Name{CommonName: commonName},
 		NotBefore:    time.Now().Add(-time.Hour),
 		NotAfter:     time.Now().Add(validity),
@@ -226,12 +174,8 @@ func newTemplate(commonName string) *x509.Certificate {
 	}
 }
 
-func keyBlock(key crypto.Signer) ([]byte, error) {
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return nil, err
-	}
-	return pemBlock("PRIVATE KEY", der), nil
+func keyBlock(key crypto.Signer) []byte {
+	return pemBlock("PRIVATE KEY", sure(x509.MarshalPKCS8PrivateKey(key)))
 }
 
 func pemBlock(kind string, der []byte) []byte {

@@ -9,18 +9,21 @@ package controlplane
 
 import (
 	"context"
+	"crypto/rand"
+	"crypto/rsa"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/process"
 )
 
@@ -28,14 +31,12 @@ import (
 // a tenth of it at most.
 const readyTimeout = 3 * time.Minute
 
-// Options for Start. The zero value is useful.
+// Options of a control plane. The zero value is useful.
 type Options struct {
 	// Dir holds data, certificates, kubeconfigs and logs. It is made if absent,
 	// must not hold another control plane's files, and is left in place by Stop.
 	// Empty means a temporary directory, which Stop removes.
 	Dir string
-	// Log receives a line about each long step. Nil means silence.
-	Log io.Writer
 	// AuditLog makes the API server record every request for AuditEvents.
 	AuditLog bool
 	// Controllers starts kube-controller-manager and kube-scheduler as well.
@@ -65,20 +66,19 @@ type ControlPlane struct {
 	running map[*component]*process.Process
 }
 
-// Start builds what the cache lacks (minutes, the first time) and starts a
-// control plane. It returns when the API server is ready, RBAC's default roles
-// exist and nodes can create Leases. ctx bounds the start, not the life.
-func Start(ctx context.Context, opts Options) (*ControlPlane, error) {
-	binaries, err := Build(ctx, opts.Log)
-	if err != nil {
-		return nil, err
-	}
+// start builds what the cache lacks (minutes, the first time) and starts a control
+// plane. It returns when the API server is ready, RBAC's default roles exist and nodes
+// can create Leases. The test's context bounds the start, not the life.
+func start(t testing.TB, opts Options) *ControlPlane {
+	t.Helper()
+	binaries := Build(t)
 	for attempt := 1; ; attempt++ {
-		cp, err := start(ctx, opts, binaries)
+		cp, err := try(t.Context(), opts, binaries)
 		if isPortClash(err) && attempt < 5 {
 			continue
 		}
-		return cp, err
+		must.OK(t, err)
+		return cp
 	}
 }
 
@@ -89,7 +89,7 @@ func isPortClash(err error) bool {
 	return ok && strings.Contains(exit.Log, "address already in use")
 }
 
-func start(ctx context.Context, opts Options, binaries map[string]string) (_ *ControlPlane, err error) {
+func try(ctx context.Context, opts Options, binaries map[string]string) (_ *ControlPlane, err error) {
 	cp := &ControlPlane{opts: opts, dir: opts.Dir, binaries: binaries, running: map[*component]*process.Process{}}
 	if cp.dir == "" {
 		if cp.dir, err = os.MkdirTemp("", "nodeprobe-controlplane-"); err != nil {
@@ -133,38 +133,27 @@ func (cp *ControlPlane) prepare() error {
 	cp.ports.etcdClient, cp.ports.etcdPeer, cp.ports.apiServer = ports[0], ports[1], ports[2]
 	cp.ports.controllerManager, cp.ports.scheduler = ports[3], ports[4]
 
-	if cp.ca, err = newAuthority(); err != nil {
-		return err
+	cp.ca = newAuthority()
+	serving, serviceAccountKey := cp.ca.serving("kube-apiserver"), keyBlock(sure(rsa.GenerateKey(rand.Reader, 2048)))
+	for name, content := range map[string][]byte{
+		"kube-apiserver.crt": serving.cert, "kube-apiserver.key": serving.key,
+		"ca.crt": cp.ca.pem,
+		// It signs service account tokens, and the API server verifies them with it.
+		"service-account.key": serviceAccountKey,
+		"audit-policy.yaml":   []byte(auditPolicy),
+		"admission.yaml":      []byte(cp.opts.Admission),
+	} {
+		if err := os.WriteFile(cp.file(name), content, 0o600); err != nil {
+			return err
+		}
 	}
-	serving, err := cp.ca.serving("kube-apiserver")
-	if err != nil {
-		return err
-	}
-	serviceAccountKey, err := newServiceAccountKey()
-	if err != nil {
-		return err
-	}
-	if err := errors.Join(
-		serving.writeTo(cp.dir, "kube-apiserver"),
-		os.WriteFile(cp.file("ca.crt"), cp.ca.pem, 0o600),
-		os.WriteFile(cp.file("service-account.key"), serviceAccountKey, 0o600),
-		os.WriteFile(cp.file("audit-policy.yaml"), []byte(auditPolicy), 0o600),
-		os.WriteFile(cp.file("admission.yaml"), []byte(cp.opts.Admission), 0o600),
-	); err != nil {
-		return fmt.Errorf("write certificates: %w", err)
-	}
-
 	// system:masters is the group that RBAC lets do everything.
-	if cp.admin, err = cp.ConfigFor("admin", "system:masters"); err != nil {
-		return err
-	}
+	cp.admin = cp.ConfigFor("admin", "system:masters")
 	if cp.adminKubeconfig, err = cp.WriteKubeconfig("admin", cp.admin); err != nil {
 		return err
 	}
-	if cp.client, err = kubernetes.NewForConfig(cp.admin); err != nil {
-		return fmt.Errorf("make client: %w", err)
-	}
-	return nil
+	cp.client, err = kubernetes.NewForConfig(cp.admin)
+	return err
 }
 
 // run starts one component and waits until it is ready.
@@ -178,7 +167,6 @@ func (cp *ControlPlane) run(ctx context.Context, c *component) error {
 			return fmt.Errorf("start %s: it is running", c.target.Name)
 		}
 	}
-	begin := time.Now()
 	p, err := process.Start(process.Spec{
 		Path:    cp.binaries[c.target.Name],
 		Args:    c.args(cp),
@@ -194,9 +182,6 @@ func (cp *ControlPlane) run(ctx context.Context, c *component) error {
 		return err
 	}
 	cp.running[c] = p
-	if cp.opts.Log != nil {
-		fmt.Fprintf(cp.opts.Log, "%s ready after %s (pid %d)\n", c.target.Name, time.Since(begin).Round(10*time.Millisecond), p.PID())
-	}
 	return nil
 }
 

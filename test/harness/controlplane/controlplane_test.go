@@ -81,7 +81,7 @@ func TestNodeIdentity(t *testing.T) {
 
 func TestStopLeavesNothing(t *testing.T) {
 	skipIfShort(t)
-	cp := must.Get(Start(t.Context(), Options{AuditLog: true}))(t)
+	cp := start(t, Options{AuditLog: true})
 	if _, err := cp.Client().CoreV1().Nodes().Create(t.Context(), newNode("audited"), metav1.CreateOptions{}); err != nil {
 		t.Error(err)
 	}

@@ -20,9 +20,9 @@ import (
 var shared struct {
 	mu      sync.Mutex
 	enabled bool
+	tried   bool
 	opts    Options
 	cp      *ControlPlane
-	err     error
 }
 
 // Main runs the tests of a package that share a control plane, and stops it
@@ -40,9 +40,6 @@ func MainWith(m *testing.M, opts Options) int {
 	flag.Parse()
 	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
 		_ = parallel.Value.Set("16") // It is a number.
-	}
-	if opts.Log == nil {
-		opts.Log = os.Stderr
 	}
 	shared.enabled, shared.opts = true, opts
 	code := build.Main(m)
@@ -74,22 +71,15 @@ func StartForTest(t testing.TB) *ControlPlane {
 	if !shared.enabled {
 		t.Fatal("controlplane.StartForTest needs controlplane.Main in TestMain")
 	}
-	if shared.cp == nil && shared.err == nil {
-		// Once only: a control plane that does not start will not start for the
-		// next test either.
-		shared.cp, shared.err = Start(t.Context(), shared.opts)
+	if !shared.tried {
+		shared.tried = true
+		shared.cp = start(t, shared.opts)
 	}
-	if shared.err != nil {
-		t.Fatalf("start shared control plane: %v", shared.err)
+	if shared.cp == nil { // nor will it start for this test
+		t.Fatal("the shared control plane did not start")
 	}
 	t.Cleanup(func() { logOnFailure(t, shared.cp) })
 	return shared.cp
-}
-
-// KubectlForTest is Kubectl for a test.
-func KubectlForTest(t testing.TB) string {
-	t.Helper()
-	return must.Get(Kubectl(t.Context(), os.Stderr))(t)
 }
 
 // ObjectName returns a name for an object of the test, such as a Node: no other
@@ -108,13 +98,7 @@ var objects atomic.Int64
 func StartExclusive(t testing.TB, opts Options) *ControlPlane {
 	t.Helper()
 	skipIfShort(t)
-	if opts.Log == nil {
-		opts.Log = os.Stderr
-	}
-	cp, err := Start(t.Context(), opts)
-	if err != nil {
-		t.Fatalf("start control plane: %v", err)
-	}
+	cp := start(t, opts)
 	t.Cleanup(func() {
 		logOnFailure(t, cp)
 		if t.Failed() {
@@ -122,16 +106,14 @@ func StartExclusive(t testing.TB, opts Options) *ControlPlane {
 			t.Logf("control plane's files kept in %s", cp.dir)
 			return
 		}
-		if err := cp.Stop(); err != nil {
-			t.Errorf("stop control plane: %v", err)
-		}
+		must.Note(t, cp.Stop())
 	})
 	return cp
 }
 
 func skipIfShort(t testing.TB) {
 	t.Helper()
-	if testing.Short() {
+	if testing.Testing() && testing.Short() {
 		t.Skip("runs a control plane; -short is set")
 	}
 }

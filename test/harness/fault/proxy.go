@@ -27,6 +27,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // Proxy is a running proxy. Its methods are safe for concurrent use.
@@ -36,7 +37,6 @@ type Proxy struct {
 	cert       tls.Certificate
 	forward    http.Handler
 	closed     chan struct{}
-	closeOnce  sync.Once
 
 	mu       sync.Mutex // guards what follows
 	server   *http.Server
@@ -69,28 +69,21 @@ func (r Request) String() string {
 	return s
 }
 
-// Start starts a proxy that passes requests on to the control plane as the
-// given user, whoever the client says it is. The caller must Close it.
-func Start(cp *controlplane.ControlPlane, user string, groups ...string) (*Proxy, error) {
-	upstream, err := cp.ConfigFor(user, groups...)
-	if err != nil {
-		return nil, err
-	}
-	target, err := url.Parse(upstream.Host)
-	if err != nil {
-		return nil, fmt.Errorf("parse API server's address: %w", err)
-	}
-	transport, err := rest.TransportFor(upstream)
-	if err != nil {
-		return nil, fmt.Errorf("connect fault proxy: %w", err)
-	}
+// StartForTest starts a proxy that passes requests on to the control plane as the
+// given user, whoever the client says it is, until the test ends. If that failed the
+// requests are logged.
+func StartForTest(t testing.TB, cp *controlplane.ControlPlane, user string, groups ...string) *Proxy {
+	t.Helper()
+	upstream := cp.ConfigFor(user, groups...)
+	target := must.Get(url.Parse(upstream.Host))(t)
 	p := &Proxy{
 		addr:    "127.0.0.1:0",
+		cert:    cp.ServingCertificate("fault-proxy"),
 		closed:  make(chan struct{}),
 		changed: make(chan struct{}),
 	}
 	p.forward = &httputil.ReverseProxy{
-		Transport:     transport,
+		Transport:     must.Get(rest.TransportFor(upstream))(t),
 		FlushInterval: -1, // Watch events must not wait for more.
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(target)
@@ -99,31 +92,10 @@ func Start(cp *controlplane.ControlPlane, user string, groups ...string) (*Proxy
 		// An API server that is down does not answer 502 either.
 		ErrorHandler: func(_ http.ResponseWriter, r *http.Request, _ error) { resetConnection(r) },
 	}
-	if p.cert, err = cp.ServingCertificate("fault-proxy"); err != nil {
-		return nil, err
-	}
-	if err := p.Accept(); err != nil {
-		return nil, err
-	}
-	config := rest.CopyConfig(upstream)
-	config.Host = "https://" + p.addr
-	if p.kubeconfig, err = cp.WriteKubeconfig(user+"@"+p.addr, config); err != nil {
-		p.Close()
-		return nil, err
-	}
-	return p, nil
-}
-
-// StartForTest is Start for a test. The proxy is closed when the test ends, and
-// if that failed the requests are logged.
-func StartForTest(t testing.TB, cp *controlplane.ControlPlane, user string, groups ...string) *Proxy {
-	t.Helper()
-	p, err := Start(cp, user, groups...)
-	if err != nil {
-		t.Fatalf("start fault proxy: %v", err)
-	}
+	must.OK(t, p.Accept())
 	t.Cleanup(func() {
-		p.Close()
+		close(p.closed)
+		p.Refuse()
 		if !t.Failed() {
 			return
 		}
@@ -131,6 +103,9 @@ func StartForTest(t testing.TB, cp *controlplane.ControlPlane, user string, grou
 			t.Log(r)
 		}
 	})
+	config := rest.CopyConfig(upstream)
+	config.Host = "https://" + p.addr
+	p.kubeconfig = must.Get(cp.WriteKubeconfig(user+"@"+p.addr, config))(t)
 	return p
 }
 
@@ -188,18 +163,12 @@ func (p *Proxy) Accept() error {
 	}
 	p.server = server
 	go func() {
-		// The only goroutine of the proxy; Refuse and Close end it.
+		// The only goroutine of the proxy; Refuse ends it.
 		if err := server.ServeTLS(listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
 			log.Printf("fault proxy: %v", err)
 		}
 	}()
 	return nil
-}
-
-// Close stops the proxy. What it recorded stays readable. Closing twice is fine.
-func (p *Proxy) Close() {
-	p.closeOnce.Do(func() { close(p.closed) })
-	p.Refuse()
 }
 
 // serve handles one request.

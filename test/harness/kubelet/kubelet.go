@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"net"
@@ -32,16 +31,16 @@ const (
 	stopGrace    = 5 * time.Second
 )
 
-// Build builds the kubelet if the cache lacks it, and returns the file. What it
-// does goes to log, which may be nil.
-func Build(ctx context.Context, log io.Writer) (string, error) {
-	return build.Cached(ctx, build.Target{
+// Build returns the kubelet's file, building it first if the cache lacks it.
+func Build(t testing.TB) string {
+	t.Helper()
+	return build.Cached(t, build.Target{
 		Name:       "kubelet",
 		Dir:        "harness/controlplane/modules/kubernetes",
 		Package:    "k8s.io/kubernetes/cmd/kubelet",
 		Module:     "k8s.io/kubernetes",
 		VersionVar: "k8s.io/component-base/version.gitVersion",
-	}, log)
+	})
 }
 
 // Config is a KubeletConfiguration, by field. Values are what the YAML has:
@@ -50,7 +49,6 @@ type Config map[string]any
 
 // Options for Start.
 type Options struct {
-	// NodeName is who it is.
 	NodeName string
 	// RuntimeEndpoint is the CRI's URL.
 	RuntimeEndpoint string
@@ -65,85 +63,72 @@ type Options struct {
 	Config Config
 	// Args come after the arguments of every kubelet.
 	Args []string
-	// Log receives a line about each long step. Nil means silence.
-	Log io.Writer
 }
 
-// Kubelet is a running kubelet. The caller must Stop it.
+// Kubelet is a running kubelet.
 type Kubelet struct {
-	// LogFile is what it writes.
-	LogFile string
-
 	process *process.Process
 	restore func() error
 }
 
-// Start runs a kubelet and returns when it says that it is healthy, which is
-// about when it registers the Node. It needs root. ctx bounds the start, not the
-// life.
-func Start(ctx context.Context, cp *controlplane.ControlPlane, opts Options) (*Kubelet, error) {
-	path, err := Build(ctx, opts.Log)
-	if err != nil {
-		return nil, err
+// Start runs a kubelet until the test ends, and returns when it reports that it is
+// healthy, which is about when it registers the Node. It needs root. If the test fails,
+// the end of the kubelet's log is shown.
+func Start(t testing.TB, cp *controlplane.ControlPlane, opts Options) *Kubelet {
+	t.Helper()
+	if opts.RootDir == "" {
+		opts.RootDir = filepath.Join(opts.Dir, "root")
 	}
+	must.OK(t, os.MkdirAll(opts.RootDir, 0o755))
+	path, kubeconfig, log := Build(t), must.Get(cp.NodeKubeconfig(opts.NodeName))(t), filepath.Join(opts.Dir, "kubelet.log")
+	k := &Kubelet{restore: keepMachine(t, opts.RootDir)}
+	t.Cleanup(func() {
+		must.Note(t, k.Stop())
+		if t.Failed() {
+			t.Logf("the kubelet's last lines:\n%s", process.LogTail(log, 20))
+		}
+	})
 	for attempt := 1; ; attempt++ {
-		k, err := start(ctx, cp, opts, path)
-		// Somebody else may take a port between our finding it free and its
+		ports := must.Get(process.FreePorts(2))(t)
+		// JSON is YAML too.
+		config, file := must.Get(json.MarshalIndent(opts.config(ports[0], ports[1]), "", "  "))(t), filepath.Join(opts.Dir, "kubelet.yaml")
+		must.OK(t, os.WriteFile(file, config, 0o600))
+		k.process = must.Get(process.Start(process.Spec{
+			Path: path, LogFile: log,
+			Args: append([]string{
+				"--config=" + file,
+				"--kubeconfig=" + kubeconfig,
+				"--hostname-override=" + opts.NodeName,
+				"--root-dir=" + opts.RootDir,
+				"--cert-dir=" + filepath.Join(opts.Dir, "pki"),
+				"--v=2",
+			}, opts.Args...),
+		}))(t)
+		ctx, cancel := context.WithTimeout(t.Context(), readyTimeout)
+		health := "http://127.0.0.1:" + strconv.Itoa(ports[1]) + "/healthz"
+		err := k.process.WaitReady(ctx, func(ctx context.Context) error { return process.GetOK(ctx, health) })
+		cancel()
+		// Another process may take a port between our finding it free and the kubelet's
 		// binding it.
 		exit, ok := errors.AsType[*process.ExitError](err)
 		if ok && strings.Contains(exit.Log, "address already in use") && attempt < 5 {
 			continue
 		}
-		return k, err
+		must.OK(t, err)
+		return k
 	}
 }
 
-func start(ctx context.Context, cp *controlplane.ControlPlane, opts Options, path string) (*Kubelet, error) {
-	kubeconfig, err := cp.NodeKubeconfig(opts.NodeName)
-	if err != nil {
-		return nil, err
+// Exited is closed when the process has ended, for whatever reason.
+func (k *Kubelet) Exited() <-chan struct{} { return k.process.Exited() }
+
+// Stop ends the kubelet, and puts back what it has changed on the machine. Stopping
+// twice is fine.
+func (k *Kubelet) Stop() error {
+	if k.process != nil {
+		k.process.Stop(stopGrace)
 	}
-	ports, err := process.FreePorts(2)
-	if err != nil {
-		return nil, err
-	}
-	if opts.RootDir == "" {
-		opts.RootDir = filepath.Join(opts.Dir, "root")
-	}
-	// JSON is YAML too.
-	config, err := json.MarshalIndent(opts.config(ports[0], ports[1]), "", "  ")
-	if err != nil {
-		return nil, fmt.Errorf("encode configuration: %w", err)
-	}
-	configFile := filepath.Join(opts.Dir, "kubelet.yaml")
-	if err := errors.Join(os.MkdirAll(opts.RootDir, 0o755), os.WriteFile(configFile, config, 0o600)); err != nil {
-		return nil, fmt.Errorf("configure kubelet: %w", err)
-	}
-	k := &Kubelet{LogFile: filepath.Join(opts.Dir, "kubelet.log")}
-	if k.restore, err = keepMachine(ctx, opts.RootDir, opts.Log); err != nil {
-		return nil, err
-	}
-	k.process, err = process.Start(process.Spec{
-		Path: path, LogFile: k.LogFile,
-		Args: append([]string{
-			"--config=" + configFile,
-			"--kubeconfig=" + kubeconfig,
-			"--hostname-override=" + opts.NodeName,
-			"--root-dir=" + opts.RootDir,
-			"--cert-dir=" + filepath.Join(opts.Dir, "pki"),
-			"--v=2",
-		}, opts.Args...),
-	})
-	if err != nil {
-		return nil, errors.Join(err, k.restore())
-	}
-	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
-	defer cancel()
-	health := "http://127.0.0.1:" + strconv.Itoa(ports[1]) + "/healthz"
-	if err := k.process.WaitReady(ctx, func(ctx context.Context) error { return process.GetOK(ctx, health) }); err != nil {
-		return nil, errors.Join(err, k.Stop())
-	}
-	return k, nil
+	return k.restore()
 }
 
 // config is the configuration of a kubelet that leaves the machine alone, with
@@ -169,16 +154,6 @@ func (o *Options) config(port, healthzPort int) Config {
 	return c
 }
 
-// Exited is closed when the process has ended, for whatever reason.
-func (k *Kubelet) Exited() <-chan struct{} { return k.process.Exited() }
-
-// Stop ends the kubelet, and puts back what it has changed on the machine.
-// Stopping twice is fine.
-func (k *Kubelet) Stop() error {
-	k.process.Stop(stopGrace)
-	return k.restore()
-}
-
 // tunables are what a kubelet sets as it likes, without being asked.
 var tunables = []string{
 	"vm/overcommit_memory", "vm/panic_on_oom",
@@ -189,36 +164,22 @@ var tunables = []string{
 // is.
 const devicePlugins = "/var/lib/kubelet/device-plugins"
 
-// keepMachine notes what a kubelet changes outside of its directories, and
-// returns what puts it back. It waits for the kubelet of another test to end, and
-// fails if somebody else's runs on this machine, which ours would cut off from its
-// plugins.
-func keepMachine(ctx context.Context, rootDir string, log io.Writer) (_ func() error, err error) {
-	unlock, err := build.Lock(ctx, filepath.Join(os.TempDir(), "nodeprobe-kubelet.lock"), "waiting for the kubelet of another test", log)
-	if err != nil {
-		return nil, fmt.Errorf("start kubelet: %w", err)
-	}
-	defer func() {
-		if err != nil {
-			unlock()
-		}
-	}()
+// keepMachine notes what a kubelet changes outside of its directories, and returns
+// what puts it back. It waits for the kubelet of another test to end, and fails if one
+// that is no test's runs on this machine, which ours would cut off from its plugins.
+func keepMachine(t testing.TB, rootDir string) (restore func() error) {
+	t.Helper()
+	unlock := build.Lock(t, filepath.Join(os.TempDir(), "nodeprobe-kubelet.lock"))
 	if conn, err := net.Dial("unix", filepath.Join(devicePlugins, "kubelet.sock")); err == nil {
 		conn.Close()
-		return nil, errors.New("start kubelet: this machine runs one already")
+		unlock()
+		t.Fatal("start kubelet: this machine runs one already")
 	}
-	putBack, err := keep("/proc/sys", devicePlugins)
-	if err != nil {
-		return nil, err
-	}
-	before, err := mounts(rootDir)
-	if err != nil {
-		return nil, err
-	}
+	putBack, before := must.Get(keep("/proc/sys", devicePlugins))(t), must.Get(mounts(rootDir))(t)
 	return func() error {
 		defer unlock()
 		return errors.Join(unmount(rootDir, before), putBack())
-	}, nil
+	}
 }
 
 // unmount leaves so many mounts of dir: a kubelet mounts its root directory over
@@ -280,19 +241,4 @@ func keep(sysctls, dir string) (restore func() error, err error) {
 		}
 		return errors.Join(errs...)
 	}, nil
-}
-
-// StartForTest is Start, and stops the kubelet when the test ends. If the test has
-// failed, the last lines of the kubelet's log are shown.
-func StartForTest(t testing.TB, cp *controlplane.ControlPlane, opts Options) *Kubelet {
-	t.Helper()
-	opts.Log = os.Stderr
-	k := must.Get(Start(t.Context(), cp, opts))(t)
-	t.Cleanup(func() {
-		must.Note(t, k.Stop())
-		if t.Failed() {
-			t.Logf("the kubelet's last lines:\n%s", process.LogTail(k.LogFile, 20))
-		}
-	})
-	return k
 }

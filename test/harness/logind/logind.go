@@ -7,14 +7,16 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sync/atomic"
+	"testing"
 	"time"
 
 	"github.com/godbus/dbus/v5"
 	"golang.org/x/sys/unix"
 
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
+	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/process"
 )
 
@@ -37,12 +39,11 @@ const (
 `
 )
 
-// Logind is on a bus. The caller must Stop it.
+// Logind is on a bus.
 type Logind struct {
 	// Address is that of the bus.
 	Address string
 
-	daemon    *process.Process
 	bus       *dbus.Conn
 	locks     chan *Lock
 	preparing atomic.Bool
@@ -55,36 +56,26 @@ type Lock struct {
 	held *os.File // the end of a pipe whose other end the holder has
 }
 
-// Start starts a bus in dir, and logind on it. It needs dbus-daemon.
-func Start(ctx context.Context, dir string) (*Logind, error) {
+// Start runs a bus, and logind on it, until the test ends. It needs dbus-daemon.
+func Start(t testing.TB) *Logind {
+	t.Helper()
+	need.Command(t, "dbus-daemon", "dbus-daemon")
+	dir := t.TempDir()
 	socket, config := filepath.Join(dir, "bus"), filepath.Join(dir, "bus.conf")
-	if err := os.WriteFile(config, fmt.Appendf(nil, busConfig, socket), 0o600); err != nil {
-		return nil, err
-	}
-	program, err := exec.LookPath("dbus-daemon")
-	if err != nil {
-		return nil, err
-	}
-	daemon, err := process.Start(process.Spec{
-		Path: program, LogFile: filepath.Join(dir, "bus.log"),
+	must.OK(t, os.WriteFile(config, fmt.Appendf(nil, busConfig, socket), 0o600))
+	daemon := must.Get(process.Start(process.Spec{
+		Path: "dbus-daemon", LogFile: filepath.Join(dir, "bus.log"),
 		Args: []string{"--config-file=" + config, "--nofork", "--nopidfile"},
-	})
-	if err != nil {
-		return nil, err
-	}
-	l := &Logind{Address: "unix:path=" + socket, daemon: daemon, locks: make(chan *Lock, 16)}
-	err = daemon.WaitReady(ctx, func(context.Context) (err error) {
+	}))(t)
+	t.Cleanup(func() { daemon.Stop(5 * time.Second) })
+	l := &Logind{Address: "unix:path=" + socket, locks: make(chan *Lock, 16)}
+	must.OK(t, daemon.WaitReady(t.Context(), func(context.Context) (err error) {
 		l.bus, err = dbus.Connect(l.Address)
 		return err
-	})
-	if err == nil {
-		err = l.serve()
-	}
-	if err != nil {
-		l.Stop()
-		return nil, err
-	}
-	return l, nil
+	}))
+	t.Cleanup(func() { l.bus.Close() })
+	must.OK(t, l.serve())
+	return l
 }
 
 func (l *Logind) serve() error {
@@ -156,12 +147,4 @@ func (k *Lock) WaitReleased(ctx context.Context) error {
 func (l *Logind) PrepareForShutdown(begins bool) error {
 	l.preparing.Store(begins)
 	return l.bus.Emit(path, iface+".PrepareForShutdown", begins)
-}
-
-// Stop ends the bus, and with it every connection.
-func (l *Logind) Stop() {
-	if l.bus != nil {
-		l.bus.Close()
-	}
-	l.daemon.Stop(5 * time.Second)
 }

@@ -38,25 +38,19 @@ type History struct {
 	changed chan struct{} // closed and replaced at each change
 }
 
-// Follow starts to watch the named Node, whether it exists or not, until ctx
-// ends.
-func Follow(ctx context.Context, client kubernetes.Interface, name string) (*History, error) {
+// FollowForTest watches the named Node, whether it exists or not, until the test ends.
+func FollowForTest(t testing.TB, client kubernetes.Interface, name string) *History {
+	t.Helper()
 	selector := metav1.ListOptions{FieldSelector: "metadata.name=" + name}
-	list, err := client.CoreV1().Nodes().List(ctx, selector)
-	if err != nil {
-		return nil, fmt.Errorf("follow node %s: %w", name, err)
-	}
+	list := must.Get(client.CoreV1().Nodes().List(t.Context(), selector))(t)
 	selector.ResourceVersion = list.ResourceVersion
-	watcher, err := client.CoreV1().Nodes().Watch(ctx, selector)
-	if err != nil {
-		return nil, fmt.Errorf("follow node %s: %w", name, err)
-	}
+	watcher := must.Get(client.CoreV1().Nodes().Watch(t.Context(), selector))(t)
 	h := &History{name: name, changed: make(chan struct{})}
 	for i := range list.Items {
 		h.add(&list.Items[i])
 	}
-	go h.follow(watcher) // ends when ctx does, which ends the watch
-	return h, nil
+	go h.follow(watcher) // ends with the test's context, which ends the watch
+	return h
 }
 
 func (h *History) follow(watcher watch.Interface) {
@@ -147,10 +141,4 @@ func Condition(node *corev1.Node, t corev1.NodeConditionType) corev1.NodeConditi
 // Has returns a match for Wait: the condition of that type has that status.
 func Has(t corev1.NodeConditionType, status corev1.ConditionStatus) func(*corev1.Node) bool {
 	return func(node *corev1.Node) bool { return Condition(node, t).Status == status }
-}
-
-// FollowForTest is Follow until the test ends.
-func FollowForTest(t testing.TB, client kubernetes.Interface, name string) *History {
-	t.Helper()
-	return must.Get(Follow(t.Context(), client, name))(t)
 }

@@ -7,9 +7,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
+	"github.com/nodeprobe/nodeprobe/test/harness/need"
 )
 
 // Filesystem is an ext4 filesystem of its own, in a file, to be filled and
@@ -17,7 +21,6 @@ import (
 type Filesystem struct {
 	// Dir is where it is mounted.
 	Dir    string
-	keeper *child
 	inodes int // how many files TakeInodes has made
 }
 
@@ -26,44 +29,26 @@ const (
 	inodesDir = "inodes"  // holds the empty files
 )
 
-// Disk makes and mounts a filesystem of the given number of MiB; the kernel
-// keeps a few of them for itself. Little of it exists on the disk below. It
-// needs root and the programs mkfs.ext4 and mount.
-func Disk(mebibytes int) (_ *Filesystem, err error) {
-	if os.Geteuid() != 0 {
-		return nil, errors.New("make filesystem: needs root")
-	}
-	top, err := os.MkdirTemp("", "nodeprobe-pressure-")
-	if err != nil {
-		return nil, fmt.Errorf("make filesystem: %w", err)
-	}
-	image := filepath.Join(top, "image")
+// Disk makes and mounts a filesystem of the given number of MiB, until the test ends:
+// call it before what uses the filesystem is started. The kernel keeps a few of them for
+// itself; little of it exists on the disk below. The test is skipped where none can be
+// made.
+func Disk(t testing.TB, mebibytes int) *Filesystem {
+	t.Helper()
+	need.Root(t)
+	need.Command(t, "mkfs.ext4", "e2fsprogs")
+	need.Command(t, "mount", "mount")
+	top := must.Get(os.MkdirTemp("", "nodeprobe-pressure-"))(t) //nolint:usetesting // the keeper removes it, even if the test is killed
 	f := &Filesystem{Dir: filepath.Join(top, "mnt")}
 	// Before there is anything to undo, so that there is no gap.
-	f.keeper, err = startChild(role{Keep: []undo{{Unmount: f.Dir}, {RemoveAll: top}}})
-	if err != nil {
-		return nil, errors.Join(err, os.RemoveAll(top))
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, f.Close())
-		}
-	}()
-	if err := os.Mkdir(f.Dir, 0o755); err != nil {
-		return nil, fmt.Errorf("make filesystem: %w", err)
-	}
-	for _, command := range [][]string{
-		// Without blocks reserved for root, what is free is available to all;
-		// without lazy initialization no kernel thread writes to it later on.
-		{"mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0", image, strconv.Itoa(mebibytes) + "M"},
-		// The loop device is freed when the filesystem is unmounted.
-		{"mount", "-o", "loop,nosuid,nodev", image, f.Dir},
-	} {
-		if output, err := exec.Command(command[0], command[1:]...).CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("make filesystem: run %s: %w: %s", command[0], err, output)
-		}
-	}
-	return f, nil
+	keeper := must.Get(startChild(role{Keep: []undo{{Unmount: f.Dir}, {RemoveAll: top}}}))(t)
+	t.Cleanup(func() { must.Note(t, keeper.release()) })
+	must.OK(t, os.Mkdir(f.Dir, 0o755))
+	// Without blocks reserved for root, what is free is available to all; without lazy
+	// initialization no kernel thread writes to it later on.
+	must.OK(t, f.run("mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0", f.image(), strconv.Itoa(mebibytes)+"M"))
+	must.OK(t, f.Mount())
+	return f
 }
 
 // Fill takes up space until no more than the given number of bytes is
@@ -160,9 +145,6 @@ func (f *Filesystem) statfs() (st unix.Statfs_t, err error) {
 	return st, nil
 }
 
-// Close unmounts the filesystem and removes it. Closing twice is fine.
-func (f *Filesystem) Close() error { return f.keeper.release() }
-
 // Break has the kernel find an error in the filesystem, and take no more writes
 // to it. No mount table changes by that, and nobody is notified.
 func (f *Filesystem) Break() error {
@@ -249,7 +231,7 @@ func (f *Filesystem) Unmount(lazily bool) error {
 	return nil
 }
 
-// Mount mounts the filesystem again.
+// Mount mounts the filesystem again. The loop device is freed when it is unmounted.
 func (f *Filesystem) Mount() error {
 	return f.run("mount", "-o", "loop,nosuid,nodev", f.image(), f.Dir)
 }

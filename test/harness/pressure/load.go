@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
 	"testing"
 	"time"
@@ -14,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
-	"github.com/nodeprobe/nodeprobe/test/harness/need"
 )
 
 // Load is a signal with a limit, and what crosses it for real.
@@ -36,13 +34,11 @@ type Load struct {
 // is empty. The first two limits lie so far below what this machine has available
 // now, and the pressure as far below them, that what others do meanwhile does not
 // matter.
-func Loads(disk *Filesystem) ([]*Load, error) {
+func Loads(t testing.TB, disk *Filesystem) []*Load {
+	t.Helper()
 	const mebibyte = 1 << 20
 	memory := &Load{Condition: corev1.NodeMemoryPressure, Signal: "memory.available", Available: AvailableMemory}
-	present, err := memory.Available()
-	if err != nil {
-		return nil, err
-	}
+	present := must.Get(memory.Available())(t)
 	margin := min(present/8, 3<<29)
 	memory.Limit = (present - margin) / mebibyte * mebibyte
 	memory.Left = memory.Limit - margin
@@ -50,25 +46,19 @@ func Loads(disk *Filesystem) ([]*Load, error) {
 	memory.hold(func(n int64) (*Pressure, error) { return Memory(int(n / mebibyte)) })
 
 	tasks := &Load{Condition: corev1.NodePIDPressure, Signal: "pid.available", Available: AvailableTasks}
-	if present, err = tasks.Available(); err != nil {
-		return nil, err
-	}
 	margin = 1500
-	tasks.Limit = present - margin
+	tasks.Limit = must.Get(tasks.Available())(t) - margin
 	tasks.Left = tasks.Limit - margin
 	tasks.Threshold = fmt.Sprint(tasks.Limit)
 	tasks.hold(func(n int64) (*Pressure, error) { return Tasks(int(n)) })
 
-	capacity, err := disk.Capacity()
-	if err != nil {
-		return nil, err
-	}
+	capacity := must.Get(disk.Capacity())(t)
 	left := capacity / 20
 	return []*Load{memory, tasks, {
 		Condition: corev1.NodeDiskPressure, Signal: "nodefs.available", Threshold: "10%", Limit: capacity / 10,
 		Available: disk.Available, Left: left,
 		Press: func() error { return disk.Fill(left) }, Release: disk.Empty,
-	}}, nil
+	}}
 }
 
 // hold makes the load's pressure one that lasts as long as it is held.
@@ -98,46 +88,14 @@ func Thresholds(loads []*Load) map[string]string {
 	return all
 }
 
-// Containers has n processes sleep, each in a memory cgroup of its own, as those of
-// a node's containers are. It needs root and the program cat.
-func Containers(n int) (_ *Pressure, err error) {
-	if os.Geteuid() != 0 {
-		return nil, errors.New("make containers: needs root")
+// Containers starts n processes that sleep, each in a memory cgroup of its own, as
+// those of a node's containers are. It needs root and the program cat.
+func Containers(n int) (*Pressure, error) {
+	roles := make([]role, n)
+	for i := range roles {
+		roles[i] = role{Cgroup: "container-" + strconv.Itoa(i), Sleep: true}
 	}
-	top, err := planCgroup("memory")
-	if err != nil {
-		return nil, err
-	}
-	p := &Pressure{Cgroup: top.dir}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, p.Release())
-		}
-	}()
-	var keep []undo
-	dirs := make([]string, n)
-	for i := range dirs {
-		dirs[i] = filepath.Join(top.dir, "container-"+strconv.Itoa(i))
-		keep = append(keep, undo{RemoveCgroup: dirs[i]})
-	}
-	// Before there is anything to undo, so that there is no gap.
-	if p.keeper, err = startChild(role{Keep: append(keep, undo{RemoveCgroup: top.dir})}); err != nil {
-		return nil, err
-	}
-	if err := os.Mkdir(top.dir, 0o755); err != nil {
-		return nil, fmt.Errorf("make cgroup: %w", err)
-	}
-	for _, dir := range dirs {
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			return nil, fmt.Errorf("make cgroup: %w", err)
-		}
-		c, err := startChild(role{Cgroup: dir, Sleep: true})
-		if err != nil {
-			return nil, err
-		}
-		p.holders = append(p.holders, c)
-	}
-	return p, nil
+	return inCgroup("memory", unlimited, roles)
 }
 
 // undo is one step back. Exactly one field is set.
@@ -195,18 +153,4 @@ func removeCgroup(dir string) error {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-}
-
-// DiskForTest is Disk, and closes the filesystem when the test ends: call it before
-// what uses the filesystem is started. The test is skipped where none can be made.
-func DiskForTest(t testing.TB, mebibytes int) *Filesystem {
-	t.Helper()
-	need.Root(t)
-	need.Command(t, "mkfs.ext4", "e2fsprogs")
-	need.Command(t, "mount", "mount")
-	fs := must.Get(Disk(mebibytes))(t)
-	t.Cleanup(func() {
-		must.Note(t, fs.Close())
-	})
-	return fs
 }

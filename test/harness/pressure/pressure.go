@@ -156,8 +156,6 @@ func startChild(r role) (*child, error) {
 	return c, nil
 }
 
-func (c *child) pid() int { return c.cmd.Process.Pid }
-
 // release ends the child and returns when it is gone, and with it what it held.
 func (c *child) release() error {
 	c.once.Do(func() {
@@ -176,15 +174,6 @@ type Pressure struct {
 	Cgroup  string
 	holders []*child
 	keeper  *child
-}
-
-// PIDs returns the processes that make the pressure.
-func (p *Pressure) PIDs() []int {
-	var pids []int
-	for _, c := range p.holders {
-		pids = append(pids, c.pid())
-	}
-	return pids
 }
 
 // Release ends the pressure and removes all that it was made of. Releasing
@@ -276,6 +265,9 @@ func (g *cgroup) create(limit int64) error {
 	if err := os.Mkdir(g.dir, 0o755); err != nil {
 		return fmt.Errorf("make cgroup: %w", err)
 	}
+	if limit == unlimited {
+		return nil
+	}
 	if err := os.WriteFile(filepath.Join(g.dir, g.limitFile), []byte(strconv.FormatInt(limit, 10)), 0); err != nil {
 		return fmt.Errorf("limit cgroup: %w", err)
 	}
@@ -290,7 +282,11 @@ func joinCgroup(dir string) error {
 	return nil
 }
 
-// inCgroup starts the holders in a new limited cgroup, with a keeper over it.
+// unlimited leaves a cgroup without a limit.
+const unlimited = -1
+
+// inCgroup starts the holders in a new cgroup, or each in the one below it that its
+// role names, with a keeper over it all.
 func inCgroup(controller string, limit int64, roles []role) (_ *Pressure, err error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("make pressure: needs root")
@@ -305,15 +301,25 @@ func inCgroup(controller string, limit int64, roles []role) (_ *Pressure, err er
 			err = errors.Join(err, p.Release())
 		}
 	}()
+	var keep []undo
+	for i := range roles {
+		below := roles[i].Cgroup != ""
+		roles[i].Cgroup = filepath.Join(g.dir, roles[i].Cgroup)
+		if below {
+			keep = append(keep, undo{RemoveCgroup: roles[i].Cgroup})
+		}
+	}
 	// Before there is anything to undo, so that there is no gap.
-	if p.keeper, err = startChild(role{Keep: []undo{{RemoveCgroup: g.dir}}}); err != nil {
+	if p.keeper, err = startChild(role{Keep: append(keep, undo{RemoveCgroup: g.dir})}); err != nil {
 		return nil, err
 	}
 	if err := g.create(limit); err != nil {
 		return nil, err
 	}
 	for _, r := range roles {
-		r.Cgroup = g.dir
+		if err := os.MkdirAll(r.Cgroup, 0o755); err != nil {
+			return nil, fmt.Errorf("make cgroup: %w", err)
+		}
 		c, err := startChild(r)
 		if err != nil {
 			return nil, err

@@ -72,7 +72,7 @@ func TestKilledParentLeavesNothing(t *testing.T) {
 	need.Command(t, "mkfs.ext4", "e2fsprogs")
 	if os.Getenv("NODEPROBE_PRESSURE_VICTIM") == "1" {
 		must.Get(Memory(32))(t)
-		f := must.Get(Disk(16))(t)
+		f := Disk(t, 16)
 		fmt.Println("victim", f.Dir)
 		select {}
 	}

@@ -25,45 +25,36 @@ const (
 	stopGrace    = 20 * time.Second
 )
 
-// Server is a running Prometheus. The caller must Stop it.
-type Server struct {
-	// LogFile is what it writes.
-	LogFile string
+// Server is a running Prometheus.
+type Server struct{ url string }
 
-	process *process.Process
-	url     string
-}
-
-// Start runs the prometheus in PATH with a configuration file, and returns when it
-// answers. Its data go to dir.
-func Start(ctx context.Context, dir, config string) (*Server, error) {
-	ports, err := process.FreePorts(1)
-	if err != nil {
-		return nil, err
-	}
-	address := "127.0.0.1:" + strconv.Itoa(ports[0])
-	s := &Server{LogFile: filepath.Join(dir, "prometheus.log"), url: "http://" + address}
-	s.process, err = process.Start(process.Spec{
-		Path: "prometheus", LogFile: s.LogFile,
+// StartForTest runs the prometheus in PATH until the test ends, and returns when it
+// answers. Its data and its configuration go to dir. If the test has failed, the last
+// lines of the log are shown.
+func StartForTest(t testing.TB, dir string, config any) *Server {
+	t.Helper()
+	need.Command(t, "prometheus", "prometheus")
+	file, log := must.Get(WriteConfig(dir, config))(t), filepath.Join(dir, "prometheus.log")
+	address := "127.0.0.1:" + strconv.Itoa(must.Get(process.FreePorts(1))(t)[0])
+	p := must.Get(process.Start(process.Spec{
+		Path: "prometheus", LogFile: log,
 		Args: []string{
-			"--config.file=" + config, "--storage.tsdb.path=" + filepath.Join(dir, "data"),
+			"--config.file=" + file, "--storage.tsdb.path=" + filepath.Join(dir, "data"),
 			"--web.listen-address=" + address, "--log.level=warn",
 		},
+	}))(t)
+	t.Cleanup(func() {
+		p.Stop(stopGrace)
+		if t.Failed() {
+			t.Logf("Prometheus' last lines:\n%s", process.LogTail(log, 20))
+		}
 	})
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
+	s := &Server{url: "http://" + address}
+	ctx, cancel := context.WithTimeout(t.Context(), readyTimeout)
 	defer cancel()
-	if err := s.process.WaitReady(ctx, func(ctx context.Context) error { return process.GetOK(ctx, s.url+"/-/ready") }); err != nil {
-		s.Stop()
-		return nil, err
-	}
-	return s, nil
+	must.OK(t, p.WaitReady(ctx, func(ctx context.Context) error { return process.GetOK(ctx, s.url+"/-/ready") }))
+	return s
 }
-
-// Stop ends Prometheus. Stopping twice is fine.
-func (s *Server) Stop() { s.process.Stop(stopGrace) }
 
 // Query returns how many series an expression comes to now.
 func (s *Server) Query(ctx context.Context, expr string) (series int, err error) {
@@ -171,20 +162,4 @@ func WriteConfig(dir string, config any) (string, error) {
 		return "", fmt.Errorf("write configuration: %w", err)
 	}
 	return file, nil
-}
-
-// StartForTest is Start with a configuration as in WriteConfig, and stops Prometheus
-// when the test ends. If the test has failed, the last lines of the log are shown.
-func StartForTest(t testing.TB, dir string, config any) *Server {
-	t.Helper()
-	need.Command(t, "prometheus", "prometheus")
-	file := must.Get(WriteConfig(dir, config))(t)
-	s := must.Get(Start(t.Context(), dir, file))(t)
-	t.Cleanup(func() {
-		s.Stop()
-		if t.Failed() {
-			t.Logf("Prometheus' last lines:\n%s", process.LogTail(s.LogFile, 20))
-		}
-	})
-	return s
 }

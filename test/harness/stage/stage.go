@@ -68,7 +68,7 @@ func (n *Node) Through() *fault.Proxy {
 func (n *Node) AsNode() kubernetes.Interface {
 	n.T.Helper()
 	user, groups := controlplane.NodeUser(n.Name)
-	return must.Get(kubernetes.NewForConfig(must.Get(n.CP.ConfigFor(user, groups...))(n.T)))(n.T)
+	return must.Get(kubernetes.NewForConfig(n.CP.ConfigFor(user, groups...)))(n.T)
 }
 
 // Start runs nodeprobe until the test ends.

@@ -37,7 +37,7 @@ var builtIn = []corev1.NodeConditionType{corev1.NodeReady, corev1.NodeMemoryPres
 // none of its is ever other than it wrote, and a third writer's stays. Here nodeprobe
 // may write whatever it likes, so that nothing but itself keeps it from doing so.
 func TestBeside(t *testing.T) {
-	disk := pressure.DiskForTest(t, 64)
+	disk := pressure.Disk(t, 64)
 	cp := controlplane.StartExclusive(t, controlplane.Options{AuditLog: true})
 	begin := time.Now()
 	k := newKubeletWriter(t, cp)
@@ -104,7 +104,7 @@ type kubeletWriter struct {
 func newKubeletWriter(t *testing.T, cp *controlplane.ControlPlane) *kubeletWriter {
 	t.Helper()
 	user, groups := controlplane.NodeUser(besideNode)
-	config := must.Get(cp.ConfigFor(user, groups...))(t)
+	config := cp.ConfigFor(user, groups...)
 	client := must.Get(kubernetes.NewForConfig(config))(t)
 	k := &kubeletWriter{t: t, client: client, wrote: map[string]corev1.ConditionStatus{}}
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: besideNode, Labels: map[string]string{"a": "b"}}}

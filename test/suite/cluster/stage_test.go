@@ -63,7 +63,7 @@ func newStage(t *testing.T) *scene {
 	t.Helper()
 	s := &scene{t: t, root: build.RootForTest(t), dir: os.Getenv(confinedEnv), ip: need.Address(t)}
 	// Built before there are limits: a compiler needs memory that will be back.
-	_ = must.Get(kubelet.Build(t.Context(), os.Stderr))(s.t)
+	kubelet.Build(t)
 	s.kubectl = controlplane.KubectlForTest(t)
 	pause := filepath.Join(s.dir, "pause")
 	s.run(t, []string{"CGO_ENABLED=0"}, "go", "build", "-C", filepath.Join(s.root, "test", "suite", "cluster", "pause"), "-o", pause, ".")
@@ -73,10 +73,10 @@ func newStage(t *testing.T) *scene {
 
 	s.cp = controlplane.StartExclusive(t, controlplane.Options{Controllers: true, AuditLog: true})
 	s.client = s.cp.Client()
-	s.runtime = containerd.StartForTest(t, containerd.Options{Dir: s.dir, SandboxImage: pauseImage})
-	must.OK(s.t, containerd.ImportProgram(t.Context(), s.runtime.Socket, pauseImage, pause))
-	must.OK(s.t, containerd.Import(t.Context(), s.runtime.Socket, filepath.Join(s.dir, "nodeprobe-image.tar")))
-	s.disk = pressure.DiskForTest(t, 1024)
+	s.runtime = containerd.Start(t, containerd.Options{Dir: s.dir, SandboxImage: pauseImage})
+	containerd.ImportProgram(t, s.runtime.Socket, pauseImage, pause)
+	containerd.Import(t, s.runtime.Socket, filepath.Join(s.dir, "nodeprobe-image.tar"))
+	s.disk = pressure.Disk(t, 1024)
 	s.seen = nodewatch.FollowForTest(t, s.client, nodeName)
 	s.startKubelet()
 	s.wait(t, patience, time.Time{}, nodewatch.Has(corev1.NodeReady, corev1.ConditionTrue))
@@ -91,8 +91,8 @@ func (s *scene) startKubelet() {
 	for _, dir := range must.Get(cgroupDirs(cgroup))(s.t) {
 		must.OK(s.t, os.Mkdir(dir, 0o755))
 	}
-	s.loads = must.Get(pressure.Loads(s.disk))(s.t)
-	kubelet.StartForTest(s.t, s.cp, kubelet.Options{
+	s.loads = pressure.Loads(s.t, s.disk)
+	kubelet.Start(s.t, s.cp, kubelet.Options{
 		NodeName: nodeName, RuntimeEndpoint: s.runtime.Endpoint, Dir: s.t.TempDir(), RootDir: s.rootDir(),
 		Thresholds: pressure.Thresholds(s.loads),
 		Config: kubelet.Config{

@@ -24,7 +24,7 @@ func TestBenchReport(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "sock")
 	startContainerd(t, dir)
-	must.OK(t, containerd.ImportImages(t.Context(), path, 50))
+	containerd.ImportImages(t, path, 50)
 	rarely, err := cri.New(cri.Config{Endpoint: path, ImageInterval: time.Hour})
 	must.OK(t, err)
 	t.Cleanup(rarely.Close)

@@ -26,9 +26,9 @@ import (
 // helm returns a Helm of the version in modules/helm.
 func helm(t *testing.T) string {
 	t.Helper()
-	file := must.Get(build.Cached(t.Context(), build.Target{
+	file := build.Cached(t, build.Target{
 		Name: "helm", Dir: "suite/deploy/modules/helm", Package: "helm.sh/helm/v4/cmd/helm", Module: "helm.sh/helm/v4",
-	}, os.Stderr))(t)
+	})
 	// None of the user's settings, plugins or clusters.
 	for _, name := range []string{"HELM_CACHE_HOME", "HELM_CONFIG_HOME", "HELM_DATA_HOME"} {
 		t.Setenv(name, t.TempDir())

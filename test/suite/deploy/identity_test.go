@@ -74,11 +74,7 @@ func (s *stage) createNode(name string) {
 // postAsKubelet writes the status of a Node with its kubelet's identity.
 func (s *stage) postAsKubelet(name string, ready corev1.ConditionStatus) error {
 	user, groups := controlplane.NodeUser(name)
-	config, err := s.cp.ConfigFor(user, groups...)
-	if err != nil {
-		return err
-	}
-	client, err := kubernetes.NewForConfig(config)
+	client, err := kubernetes.NewForConfig(s.cp.ConfigFor(user, groups...))
 	if err != nil {
 		return err
 	}
@@ -239,7 +235,7 @@ func TestAugment(t *testing.T) {
 // it. The API server has to take it for user.
 func (s *stage) augments(t *testing.T, pod *rest.Config, user string, config agent.Config) {
 	t.Helper()
-	fs := pressure.DiskForTest(t, 64)
+	fs := pressure.Disk(t, 64)
 	before := s.others("a")
 	a := s.start(pod, agent.Config{
 		"mode": "augment", "rootDirectory": fs.Dir, "evictionHard": agent.Hard(map[string]string{"nodefs.available": "20Mi"}),

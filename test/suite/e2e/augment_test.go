@@ -91,7 +91,7 @@ const noNode = "it must be registered by whatever runs the node, or its name is 
 // another has not is removed.
 func TestAugment(t *testing.T) {
 	t.Parallel()
-	fs := pressure.DiskForTest(t, 64)
+	fs := pressure.Disk(t, 64)
 	cp := controlplane.StartExclusive(t, controlplane.Options{AuditLog: true})
 	row := func(when ...string) map[string]any {
 		return map[string]any{"when": when, "reason": "Bad", "okReason": "Good"}

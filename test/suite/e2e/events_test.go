@@ -107,7 +107,7 @@ func TestOOMKillWithoutBPF(t *testing.T) {
 // an error, of which the kernel notifies nobody.
 func TestReadOnlyFilesystem(t *testing.T) {
 	t.Parallel()
-	fs := pressure.DiskForTest(t, 64)
+	fs := pressure.Disk(t, 64)
 	n := newNode(t, controlplane.StartForTest(t), agent.Config{
 		"bpf": "auto", "sampleInterval": "10s", "rootDirectory": fs.Dir, "evictionHard": map[string]string{"nodefs.available": "5%"},
 	})
@@ -131,8 +131,7 @@ func TestReadOnlyFilesystem(t *testing.T) {
 func startLogind(t *testing.T) *logind.Logind {
 	t.Helper()
 	need.Command(t, "dbus-daemon", "dbus-daemon")
-	l := must.Get(logind.Start(t.Context(), t.TempDir()))(t)
-	t.Cleanup(l.Stop)
+	l := logind.Start(t)
 	t.Setenv("DBUS_SYSTEM_BUS_ADDRESS", l.Address)
 	return l
 }

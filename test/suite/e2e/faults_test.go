@@ -257,7 +257,7 @@ func TestSilentConnection(t *testing.T) {
 	n := newNode(t, cp, agent.Config{"nodeStatusReportFrequency": "1s"})
 	r, address := startRelay(t, strings.TrimPrefix(cp.Config().Host, "https://"))
 	user, groups := controlplane.NodeUser(n.Name)
-	config := must.Get(cp.ConfigFor(user, groups...))(t)
+	config := cp.ConfigFor(user, groups...)
 	config.Host = fmt.Sprint("https://", address)
 	n.Spec.Kubeconfig = must.Get(cp.WriteKubeconfig(n.Name, config))(t)
 	a := n.StartReady()

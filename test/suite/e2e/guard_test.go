@@ -122,10 +122,10 @@ func TestGuardBesideKubelet(t *testing.T) {
 	t.Parallel()
 	need.Root(t)
 	cp := controlplane.StartExclusive(t, controlplane.Options{AuditLog: true})
-	runtime := containerd.StartForTest(t, containerd.Options{Dir: t.TempDir()})
+	runtime := containerd.Start(t, containerd.Options{Dir: t.TempDir()})
 	n := newNode(t, cp, agent.Config{"nodeLeaseDurationSeconds": int(leaseOfBoth.Seconds()), "nodeStatusReportFrequency": "1s"})
 	start := func() *kubelet.Kubelet {
-		k := kubelet.StartForTest(t, cp, kubelet.Options{
+		k := kubelet.Start(t, cp, kubelet.Options{
 			NodeName: n.Name, RuntimeEndpoint: runtime.Endpoint, Dir: t.TempDir(),
 			Thresholds: map[string]string{"memory.available": "1Mi"},
 			Config: kubelet.Config{

@@ -166,7 +166,7 @@ func TestFilesystemChanges(t *testing.T) {
 			for _, command := range []string{"e2fsck", "resize2fs", "tune2fs"} {
 				need.Command(t, command, "e2fsprogs")
 			}
-			fs := pressure.DiskForTest(t, 64)
+			fs := pressure.Disk(t, 64)
 			// Below the mount point lies the machine's own filesystem, which is
 			// far from this limit.
 			const limit = 20 << 20

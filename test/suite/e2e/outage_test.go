@@ -24,7 +24,7 @@ import (
 // is then under disk pressure.
 func newFullableNode(t *testing.T, cp *controlplane.ControlPlane, config agent.Config) (*node, *pressure.Filesystem) {
 	t.Helper()
-	fs := pressure.DiskForTest(t, 16)
+	fs := pressure.Disk(t, 16)
 	n := newNode(t, cp, agent.Config{
 		"rootDirectory": fs.Dir,
 		"evictionHard":  agent.Hard(map[string]string{"nodefs.available": "30%"}),
@@ -122,7 +122,7 @@ func signal(t *testing.T, a *agent.Agent, s syscall.Signal) {
 // nodeprobe is needed. A program in Go dies if it cannot when it wants to.
 func TestNoNewThreads(t *testing.T) {
 	t.Parallel()
-	fs := pressure.DiskForTest(t, 64)
+	fs := pressure.Disk(t, 64)
 	none := must.Get(pressure.NoNewTasks())(t)
 	t.Cleanup(func() { // after nodeprobe has ended
 		must.Note(t, none.Release())

@@ -107,7 +107,7 @@ func TestBadRuntime(t *testing.T) {
 
 			stop()
 			if test.real {
-				containerd.StartForTest(t, containerd.Options{Dir: filepath.Dir(path)})
+				containerd.Start(t, containerd.Options{Dir: filepath.Dir(path)})
 				n.waitRuntime("containerd://")
 			} else {
 				stop = startRuntime(t, path, version("1.0.0"))

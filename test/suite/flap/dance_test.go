@@ -60,7 +60,7 @@ func newDancers(t *testing.T) []*dancer {
 	pids.limit = present - 1500
 
 	// Two filesystems, so that their dances do not wait for each other.
-	nodefs, imagefs := pressure.DiskForTest(t, 256), pressure.DiskForTest(t, 256)
+	nodefs, imagefs := pressure.Disk(t, 256), pressure.Disk(t, 256)
 	dancers := []*dancer{memory, {
 		signal: "nodefs.available", unit: "bytes", dir: nodefs.Dir, condition: corev1.NodeDiskPressure, limit: 64 << 20, reach: 8 << 20,
 		available: nodefs.Available, move: nodefs.Fill,

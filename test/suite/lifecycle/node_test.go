@@ -264,8 +264,8 @@ func TestCordoned(t *testing.T) {
 // Each pressure becomes a taint and keeps pods away, for as long as it lasts.
 func TestPressure(t *testing.T) {
 	t.Parallel()
-	disk := pressure.DiskForTest(t, 64)
-	loads := must.Get(pressure.Loads(disk))(t)
+	disk := pressure.Disk(t, 64)
+	loads := pressure.Loads(t, disk)
 	taints := map[corev1.NodeConditionType]string{
 		corev1.NodeMemoryPressure: corev1.TaintNodeMemoryPressure,
 		corev1.NodeDiskPressure:   corev1.TaintNodeDiskPressure,

@@ -44,7 +44,7 @@ func TestSilent(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			fs := pressure.DiskForTest(t, 16)
+			fs := pressure.Disk(t, 16)
 			n := newNode(t, agent.Config{
 				"rootDirectory": fs.Dir, "evictionHard": agent.Hard(map[string]string{"nodefs.available": "30%"}),
 				// In each zone the controllers give up one Node in ten seconds.

@@ -22,7 +22,7 @@ const configDir = "../../../cmd/nodeprobe/internal/config"
 // What nodeprobe thinks that a kubelet makes of its configuration is what a
 // kubelet makes of it: the fixtures' kubelet.json, against the kubelet itself.
 func TestKubeletConfig(t *testing.T) {
-	program := must.Get(kubelet.Build(t.Context(), os.Stderr))(t)
+	program := kubelet.Build(t)
 	fixtures, err := filepath.Glob(filepath.Join(configDir, "testdata/kubelet/*/kubelet.json"))
 	if err != nil || len(fixtures) < 5 {
 		t.Fatalf("fixtures %v, error %v", fixtures, err)
@@ -49,7 +49,7 @@ func TestKubeletConfig(t *testing.T) {
 
 // nodeprobe knows the fields that a kubelet has, and no others.
 func TestKubeletFields(t *testing.T) {
-	program := must.Get(kubelet.Build(t.Context(), os.Stderr))(t)
+	program := kubelet.Build(t)
 	source := must.Get(os.ReadFile(filepath.Join(configDir, "kubeletfields.go")))(t)
 	_, list, _ := strings.Cut(string(source), "const kubeletFields = `")
 	list, _, _ = strings.Cut(list, "`")

@@ -40,7 +40,7 @@ func buildAgent(t *testing.T) (file string) {
 	t.Helper()
 	file = filepath.Join(t.TempDir(), "outsider")
 	cmd := exec.CommandContext(t.Context(), "go", "build", "-o", file, ".")
-	cmd.Dir = filepath.Join(must.Get(build.Root())(t), "outsider")
+	cmd.Dir = filepath.Join(build.RootForTest(t), "test", "outsider")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-mod=readonly")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -132,8 +132,8 @@ func TestBesideKubelet(t *testing.T) {
 	need.Root(t)
 	cp := controlplane.StartForTest(t)
 	name, dir, binary := controlplane.ObjectName(t), t.TempDir(), buildAgent(t)
-	runtime := containerd.StartForTest(t, containerd.Options{Dir: t.TempDir()})
-	kubelet.StartForTest(t, cp, kubelet.Options{NodeName: name, RuntimeEndpoint: runtime.Endpoint, Dir: t.TempDir()})
+	runtime := containerd.Start(t, containerd.Options{Dir: t.TempDir()})
+	kubelet.Start(t, cp, kubelet.Options{NodeName: name, RuntimeEndpoint: runtime.Endpoint, Dir: t.TempDir()})
 	nodes := cp.Client().CoreV1().Nodes()
 	wait.Until(t, patience, "the kubelet has renewed its Lease", func() error {
 		_, err := cp.Client().CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(t.Context(), name, metav1.GetOptions{})

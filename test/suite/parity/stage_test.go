@@ -117,19 +117,18 @@ func start(t *testing.T) *stage {
 		seen: map[string]*nodewatch.History{}, differs: map[*allowance]map[string]bool{},
 	}
 	must.OK(s.t, s.startRuntime())
-	t.Cleanup(func() { must.Note(s.t, s.runtime.Stop()) })
-	must.OK(s.t, containerd.ImportImages(t.Context(), s.runtime.Socket, shownImages+2))
-	disk := pressure.DiskForTest(t, 2048)
+	containerd.ImportImages(t, s.runtime.Socket, shownImages+2)
+	disk := pressure.Disk(t, 2048)
 	for _, name := range []string{kubeletNode, ourNode, bareNode} {
 		s.seen[name] = nodewatch.FollowForTest(t, s.client, name)
 	}
 	// Built before the limits are set: a compiler needs memory that will be back.
-	_ = must.Get(kubelet.Build(t.Context(), os.Stderr))(s.t)
+	kubelet.Build(t)
 	build.ProductForTest(t)
-	s.loads = must.Get(pressure.Loads(disk))(s.t)
+	s.loads = pressure.Loads(s.t, disk)
 
 	dir, rootDir := t.TempDir(), filepath.Join(disk.Dir, "kubelet")
-	kubelet.StartForTest(t, cp, kubelet.Options{
+	kubelet.Start(t, cp, kubelet.Options{
 		NodeName: kubeletNode, RuntimeEndpoint: s.runtime.Endpoint, Dir: dir, RootDir: rootDir,
 		Thresholds: pressure.Thresholds(s.loads), Config: configuration,
 		Args: []string{"--node-labels=" + nodeLabel + "=labelled", "--node-ip=" + ip},
@@ -160,9 +159,9 @@ func (s *stage) nodeprobe(name, kubeletConfig string, config agent.Config) {
 }
 
 // startRuntime starts containerd, for the first time or with what it had before.
-func (s *stage) startRuntime() (err error) {
-	s.runtime, err = containerd.Start(s.t.Context(), containerd.Options{Dir: s.dir})
-	return err
+func (s *stage) startRuntime() error {
+	s.runtime = containerd.Start(s.t, containerd.Options{Dir: s.dir})
+	return nil
 }
 
 // begin ends the start.

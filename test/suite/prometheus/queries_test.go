@@ -122,7 +122,7 @@ func agents(t *testing.T) map[string]*agent.Agent {
 	t.Helper()
 	runtimeDir := must.Get(os.MkdirTemp("", "np-"))(t) //nolint:usetesting // its path would be too long for a socket
 	t.Cleanup(func() { os.RemoveAll(runtimeDir) })
-	runtime := containerd.StartForTest(t, containerd.Options{Dir: runtimeDir})
+	runtime := containerd.Start(t, containerd.Options{Dir: runtimeDir})
 	n := stage.New(t, controlplane.StartForTest(t), agent.Config{"evictionHard": agent.Hard(map[string]string{"memory.available": "99%"})})
 	running, base := map[string]*agent.Agent{}, n.Spec.Config
 	start := func(mode, bpf string, more agent.Config) {

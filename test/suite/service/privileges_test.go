@@ -24,7 +24,7 @@ const mayKeep = 1<<unix.CAP_DAC_READ_SEARCH | 1<<unix.CAP_SYS_RESOURCE | 1<<unix
 // mounted, triggers on stalls.
 func TestPrivilegesAreDropped(t *testing.T) {
 	t.Parallel()
-	fs := pressure.DiskForTest(t, 64)
+	fs := pressure.Disk(t, 64)
 	must.OK(t, fs.Unmount(false))
 	config := agent.Config{
 		"bpf": "auto", "sampleInterval": "1h", "evictionPressureTransitionPeriod": "0s",
