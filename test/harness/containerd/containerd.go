@@ -39,6 +39,8 @@ type Options struct {
 	// SandboxImage is what the sandbox of a pod runs: an image that has been
 	// imported. Empty if there will be no pods.
 	SandboxImage string
+	// NoNetwork leaves the runtime without a network, as an installation without CNI.
+	NoNetwork bool
 }
 
 // Containerd is a running containerd.
@@ -48,8 +50,10 @@ type Containerd struct {
 	// Socket is the same for ctr.
 	Socket string
 
-	dir     string
-	process *process.Process
+	// Process is containerd itself.
+	Process *process.Process
+
+	dir string
 }
 
 // Start runs containerd until the test ends, and returns when it takes connections.
@@ -62,9 +66,11 @@ func Start(t testing.TB, opts Options) *Containerd {
 	c.Endpoint = "unix://" + c.Socket
 	cni, configFile, log := filepath.Join(opts.Dir, "cni"), filepath.Join(opts.Dir, "containerd.toml"), filepath.Join(opts.Dir, "containerd.log")
 	must.OK(t, os.MkdirAll(cni, 0o755))
-	must.OK(t, os.WriteFile(filepath.Join(cni, "10-loopback.conflist"), []byte(network), 0o600))
+	if !opts.NoNetwork {
+		must.OK(t, os.WriteFile(filepath.Join(cni, "10-loopback.conflist"), []byte(network), 0o600))
+	}
 	must.OK(t, os.WriteFile(configFile, []byte(config(opts, c.Socket, cni)), 0o600))
-	c.process = must.Get(process.Start(process.Spec{Path: "containerd", Args: []string{"--config", configFile}, LogFile: log}))(t)
+	c.Process = must.Get(process.Start(process.Spec{Path: "containerd", Args: []string{"--config", configFile}, LogFile: log}))(t)
 	t.Cleanup(func() {
 		must.Note(t, c.Stop())
 		if t.Failed() {
@@ -73,7 +79,7 @@ func Start(t testing.TB, opts Options) *Containerd {
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), readyTimeout)
 	defer cancel()
-	must.OK(t, c.process.WaitReady(ctx, func(ctx context.Context) error {
+	must.OK(t, c.Process.WaitReady(ctx, func(ctx context.Context) error {
 		conn, err := new(net.Dialer).DialContext(ctx, "unix", c.Socket)
 		if err != nil {
 			return err
@@ -108,7 +114,7 @@ state = %q
 // Stop ends containerd, and unmounts what it has left mounted. Containers, if
 // there are any, are to be gone by then. Stopping twice is fine.
 func (c *Containerd) Stop() error {
-	c.process.Stop(stopGrace)
+	c.Process.Stop(stopGrace)
 	// It keeps a tmpfs for the sandboxes' /dev/shm and the like.
 	err := unix.Unmount(filepath.Join(c.dir, "state"), unix.MNT_DETACH)
 	if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) { // it is no mount point

@@ -3,11 +3,9 @@
 package cri
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -18,43 +16,16 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe/cri"
 	"github.com/nodeprobe/nodeprobe/test/harness/containerd"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
-	"github.com/nodeprobe/nodeprobe/test/harness/need"
-	"github.com/nodeprobe/nodeprobe/test/harness/process"
 	"github.com/nodeprobe/nodeprobe/test/harness/wait"
 )
 
-// startContainerd runs containerd with everything of its own in dir, and returns
-// when it serves dir/sock. The caller stops it.
-func startContainerd(t testing.TB, dir string) *process.Process {
+// startContainerd runs containerd, without a network, until its CRI answers.
+func startContainerd(t testing.TB, dir string) *containerd.Containerd {
 	t.Helper()
-	need.Root(t)
-	need.Command(t, "containerd", "containerd")
-	config := filepath.Join(dir, "config.toml")
-	err := os.WriteFile(config, fmt.Appendf(nil, `version = 2
-root = "%[1]s/root"
-state = "%[1]s/state"
-[grpc]
-address = "%[1]s/sock"
-[plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = "%[1]s/cni/bin"
-conf_dir = "%[1]s/cni/net.d"
-`, dir), 0o600)
-	if err != nil {
-		t.Fatal(err)
-	}
-	p, err := process.Start(process.Spec{Path: "containerd", Args: []string{"--config", config}, LogFile: filepath.Join(dir, "log")})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { p.Stop(5 * time.Second) })
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	s := newSampler(t, filepath.Join(dir, "sock"))
-	err = p.WaitReady(ctx, func(ctx context.Context) error { return s.Sample(ctx).Reads[cri.CallStatus].Err })
-	if err != nil {
-		t.Fatal(err)
-	}
-	return p
+	c := containerd.Start(t, containerd.Options{Dir: dir, NoNetwork: true})
+	s := newSampler(t, c.Socket)
+	wait.Until(t, 2*time.Minute, "the CRI answers", func() error { return s.Sample(t.Context()).Reads[cri.CallStatus].Err })
+	return c
 }
 
 // newSampler lists images in each Sample.
@@ -78,11 +49,10 @@ func mustRead(t testing.TB, s *cri.Sampler) *cri.Snapshot {
 // TestContainerd reads a real runtime, while it works, hangs, is dead and is back.
 func TestContainerd(t *testing.T) {
 	dir := t.TempDir()
-	path := filepath.Join(dir, "sock")
-	runtime := startContainerd(t, dir)
-	s := newSampler(t, path)
+	c := startContainerd(t, dir)
+	s, runtime := newSampler(t, c.Socket), c.Process
 
-	containerd.ImportImages(t, path, 7)
+	containerd.ImportImages(t, c.Socket, 7)
 	// containerd's CRI learns of them a little later, and of their digests later
 	// still.
 	var got cri.Snapshot
@@ -118,9 +88,7 @@ func TestContainerd(t *testing.T) {
 
 	signal := func(sig os.Signal) {
 		t.Helper()
-		if err := runtime.Signal(sig); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, runtime.Signal(sig))
 	}
 	signal(syscall.SIGSTOP)
 	waitStopped(t, runtime.PID())
@@ -153,19 +121,13 @@ func TestContainerd(t *testing.T) {
 // running when it got the signal may answer yet.
 func waitStopped(t *testing.T, pid int) {
 	t.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(time.Millisecond) {
-		files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
-		if err != nil || len(files) == 0 {
-			t.Fatalf("threads of %d: %v", pid, err)
+	wait.Until(t, 2*time.Minute, "the process has stopped", func() error {
+		files := must.Get(filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid)))(t)
+		for _, file := range files {
+			if stat, err := os.ReadFile(file); err == nil && !strings.Contains(string(stat), ") T ") {
+				return fmt.Errorf("%s: %s", file, stat)
+			}
 		}
-		if !slices.ContainsFunc(files, func(file string) bool {
-			stat, err := os.ReadFile(file)
-			return err == nil && !strings.Contains(string(stat), ") T ")
-		}) {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d does not stop", pid)
-		}
-	}
+		return nil
+	})
 }

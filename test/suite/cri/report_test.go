@@ -3,7 +3,6 @@ package cri
 import (
 	"flag"
 	"fmt"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -21,12 +20,9 @@ func TestBenchReport(t *testing.T) {
 		t.Skip("without -bench-report")
 	}
 	const rounds, turn = 101, 20
-	dir := t.TempDir()
-	path := filepath.Join(dir, "sock")
-	startContainerd(t, dir)
+	path := startContainerd(t, t.TempDir()).Socket
 	containerd.ImportImages(t, path, 50)
-	rarely, err := cri.New(cri.Config{Endpoint: path, ImageInterval: time.Hour})
-	must.OK(t, err)
+	rarely := must.Get(cri.New(cri.Config{Endpoint: "unix://" + path, ImageInterval: time.Hour}))(t)
 	t.Cleanup(rarely.Close)
 	everything := newSampler(t, path)
 	for _, c := range []struct {

@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"sync"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
@@ -42,37 +40,48 @@ func (d *dancer) within() int64 { return d.limit + d.band/2 }
 // sides can be reached although others use some of it.
 func newDancers(t *testing.T) []*dancer {
 	t.Helper()
-	memory := &dancer{
-		signal: "memory.available", unit: "bytes", condition: corev1.NodeMemoryPressure,
-		available: pressure.AvailableMemory, reach: 256 << 20, move: (&memoryMaker{}).move,
-	}
-	present := must.Get(memory.available())(t)
+	present := must.Get(pressure.AvailableMemory())(t)
 	if present < 6<<30 {
 		t.Skipf("only %d MiB of memory are available", present>>20)
 	}
-	memory.limit = present - 3<<29
-
-	pids := &dancer{
-		signal: "pid.available", unit: "tasks", condition: corev1.NodePIDPressure,
-		available: pressure.AvailableTasks, reach: 200, move: (&threadMaker{}).move,
+	memory := &dancer{
+		signal: "memory.available", unit: "bytes", condition: corev1.NodeMemoryPressure, limit: present - 3<<29, reach: 256 << 20,
+		available: pressure.AvailableMemory, move: mover(t, must.Get(pressure.MemoryRamp(3<<30))(t), 8<<20),
 	}
-	present = must.Get(pids.available())(t)
-	pids.limit = present - 1500
-
+	pids := &dancer{
+		signal: "pid.available", unit: "tasks", condition: corev1.NodePIDPressure, limit: must.Get(pressure.AvailableTasks())(t) - 1500, reach: 200,
+		available: pressure.AvailableTasks, move: mover(t, must.Get(pressure.TaskRamp())(t), 1),
+	}
 	// Two filesystems, so that their dances do not wait for each other.
 	nodefs, imagefs := pressure.Disk(t, 256), pressure.Disk(t, 256)
-	dancers := []*dancer{memory, {
+	return []*dancer{memory, {
 		signal: "nodefs.available", unit: "bytes", dir: nodefs.Dir, condition: corev1.NodeDiskPressure, limit: 64 << 20, reach: 8 << 20,
 		available: nodefs.Available, move: nodefs.Fill,
 	}, {
 		signal: "imagefs.inodesFree", unit: "inodes", dir: imagefs.Dir, condition: corev1.NodeDiskPressure, limit: 20_000, reach: 300,
 		available: imagefs.InodesFree, move: imagefs.TakeInodes,
 	}, pids}
-	t.Cleanup(func() {
-		const everything = 1 << 60
-		must.Note(t, errors.Join(memory.move(everything), pids.move(everything)))
-	})
-	return dancers
+}
+
+// mover returns what moves the value of a ramp, in steps, until the test ends.
+func mover(t *testing.T, r pressure.Ramp, step int64) func(available int64) error {
+	t.Cleanup(func() { must.Note(t, r.Close()) })
+	return func(available int64) error {
+		now, err := r.Available()
+		if err != nil {
+			return err
+		}
+		if over := (now - available) / step * step; over > 0 {
+			return r.Take(over)
+		} else if err := r.Give(-over); err != nil {
+			return err
+		}
+		// Threads take a moment to end, and are not to be counted by the next move.
+		for deadline := time.Now().Add(time.Second); err == nil && now < available-step && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+			now, err = r.Available()
+		}
+		return err
+	}
 }
 
 func (d *dancer) dance(ctx context.Context, low, high int64) (swings int, err error) {
@@ -93,69 +102,4 @@ func all(dancers []*dancer, do func(int, *dancer) error) error {
 	}
 	group.Wait()
 	return errors.Join(errs...)
-}
-
-// memoryMaker holds memory of this process.
-type memoryMaker struct{ held [][]byte }
-
-const memoryChunk = 8 << 20
-
-func (m *memoryMaker) move(available int64) error {
-	now, err := pressure.AvailableMemory()
-	if err != nil {
-		return err
-	}
-	for ; now >= available+memoryChunk; now -= memoryChunk {
-		b, err := unix.Mmap(-1, 0, memoryChunk, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_POPULATE)
-		if err != nil {
-			return fmt.Errorf("hold memory: %w", err)
-		}
-		m.held = append(m.held, b)
-	}
-	for ; now <= available-memoryChunk && len(m.held) > 0; now += memoryChunk {
-		last := len(m.held) - 1
-		if err := unix.Munmap(m.held[last]); err != nil {
-			return fmt.Errorf("give memory back: %w", err)
-		}
-		m.held = m.held[:last]
-	}
-	return nil
-}
-
-// threadMaker holds threads of this process.
-type threadMaker struct{ end []chan struct{} }
-
-func (m *threadMaker) move(available int64) error {
-	now, err := pressure.AvailableTasks()
-	if err != nil {
-		return err
-	}
-	var changed sync.WaitGroup
-	for ; now > available; now-- {
-		end := make(chan struct{})
-		changed.Add(1)
-		go func() {
-			runtime.LockOSThread() // and never unlocks it, so that the thread ends
-			changed.Done()
-			<-end
-		}()
-		m.end = append(m.end, end)
-	}
-	if give := min(int(available-now), len(m.end)); give > 0 {
-		last := len(m.end) - give
-		for _, end := range m.end[last:] {
-			close(end)
-		}
-		m.end = m.end[:last]
-	} else {
-		available = now
-	}
-	changed.Wait()
-	// Threads take a moment to end, and are not to be counted by the next move.
-	for deadline := time.Now().Add(time.Second); now < available && time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		if now, err = pressure.AvailableTasks(); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -29,9 +28,10 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/footprint"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
-	"github.com/nodeprobe/nodeprobe/test/harness/wait"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
 // each has every kind of connection come alone. Otherwise they come all at once.
@@ -55,42 +55,26 @@ const (
 // Prometheus meanwhile, and misses no renewal of its Lease.
 func TestFlood(t *testing.T) {
 	need.Root(t)
-	floods := [][]Kind{Kinds}
+	floods := map[string][]Kind{"all": Kinds}
 	if *each {
-		floods = nil
+		clear(floods)
 		for _, k := range Kinds {
-			floods = append(floods, []Kind{k})
+			floods[string(k)] = []Kind{k}
 		}
 	}
 	for _, mode := range []string{"observe", "own"} {
-		for _, secure := range []bool{false, true} {
-			for _, kinds := range floods {
-				name := fmt.Sprintf("%s/%s/%s", mode, map[bool]string{false: "plain", true: "TLS"}[secure], join(kinds))
-				t.Run(name, func(t *testing.T) { flooded(t, mode, secure, kinds) })
+		for scheme, secure := range map[string]bool{"plain": false, "TLS": true} {
+			for name, kinds := range floods {
+				t.Run(mode+"/"+scheme+"/"+name, func(t *testing.T) { flooded(t, mode, secure, kinds) })
 			}
 		}
 	}
 }
 
-func join(kinds []Kind) string {
-	var names []string
-	for _, k := range kinds {
-		names = append(names, string(k))
-	}
-	return strings.Join(names, "+")
-}
-
 func flooded(t *testing.T, mode string, secure bool, kinds []Kind) {
 	limit, env := manifest(t)
-	cgroup, err := pressure.NoMoreMemory(limit)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := cgroup.Release(); err != nil {
-			t.Error(err)
-		}
-	})
+	cgroup := must.Get(pressure.NoMoreMemory(limit))(t)
+	t.Cleanup(func() { must.Note(t, cgroup.Release()) })
 	spec := agent.Spec{
 		Binary: within(t, cgroup.Cgroup, build.ProductForTest(t)), Dir: t.TempDir(), NodeName: controlplane.ObjectName(t), Env: env,
 		Config: agent.Own().With(agent.Config{"mode": mode, "bpf": "auto", "sampleInterval": "10s", "nodeLeaseDurationSeconds": leaseSeconds}),
@@ -98,21 +82,13 @@ func flooded(t *testing.T, mode string, secure bool, kinds []Kind) {
 	cp := (*controlplane.ControlPlane)(nil)
 	if mode == "own" {
 		cp = controlplane.StartForTest(t)
-		if spec.Kubeconfig, err = cp.NodeKubeconfig(spec.NodeName); err != nil {
-			t.Fatal(err)
-		}
+		spec.Kubeconfig = must.Get(cp.NodeKubeconfig(spec.NodeName))(t)
 	}
 	if secure {
 		spec.TLS = serveTLS(t, &spec)
 	}
 	a := agent.StartForTest(t, spec)
-	wait.Until(t, time.Minute, "nodeprobe is ready", func() error {
-		code, body, err := a.Get(t.Context(), "/readyz")
-		if err == nil && code != http.StatusOK {
-			err = fmt.Errorf("/readyz: %d: %s", code, body)
-		}
-		return err
-	})
+	stage.Eventually(t, "nodeprobe is ready", func() error { return stage.Code(a, "/readyz", http.StatusOK) })
 	before := memory(t, cgroup.Cgroup)
 
 	w := watch(t, a, cp, &spec)
@@ -134,11 +110,7 @@ func flooded(t *testing.T, mode string, secure bool, kinds []Kind) {
 	cpu, cpuErr := footprint.Read(a.PID())
 	t.Logf("connections: %+v; %d probes and %d scrapes were answered, the slowest after %s; longest time without a renewal %s; memory before %s; after %s; CPU %s, %v",
 		tally, w.answered["/livez"]+w.answered["/readyz"], w.answered["/metrics"], w.slowest.Round(time.Millisecond), w.gap, before, after, cpu.CPU.Round(time.Millisecond), cpuErr)
-	select {
-	case <-a.Exited():
-		t.Error("nodeprobe has ended")
-	default:
-	}
+	stage.CheckAlive(t, a)
 	if after.kills > 0 || after.failures > before.failures {
 		t.Errorf("its memory ran out: %s", after)
 	}
@@ -156,14 +128,8 @@ func flooded(t *testing.T, mode string, secure bool, kinds []Kind) {
 // manifest returns the memory limit and the plain variables of deploy/base.
 func manifest(t *testing.T) (limit int64, env []string) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(build.RootForTest(t), "deploy", "base", "daemonset.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	var ds appsv1.DaemonSet
-	if err := yaml.Unmarshal(text, &ds); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, yaml.Unmarshal(must.Get(os.ReadFile(filepath.Join(build.RootForTest(t), "deploy", "base", "daemonset.yaml")))(t), &ds))
 	c := ds.Spec.Template.Spec.Containers[0]
 	for _, e := range c.Env {
 		if e.ValueFrom == nil {
@@ -178,9 +144,7 @@ func within(t *testing.T, cgroup, binary string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "nodeprobe")
 	script := fmt.Sprintf("#!/bin/sh\necho $$ >%s/cgroup.procs && exec %s \"$@\"\n", cgroup, binary)
-	if err := os.WriteFile(file, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	must.OK(t, os.WriteFile(file, []byte(script), 0o700))
 	return file
 }
 
@@ -192,18 +156,13 @@ func serveTLS(t *testing.T, spec *agent.Spec) *tls.Config {
 	roots := x509.NewCertPool()
 	roots.AddCert(server.Certificate())
 	server.Close()
-	key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	key := must.Get(x509.MarshalPKCS8PrivateKey(pair.PrivateKey))(t)
 	for file, text := range map[string][]byte{
 		"tls.crt": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Certificate[0]}),
 		"tls.key": pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}),
 		"web.yml": []byte("tls_server_config: {cert_file: tls.crt, key_file: tls.key}\n"),
 	} {
-		if err := os.WriteFile(filepath.Join(spec.Dir, file), text, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		must.OK(t, os.WriteFile(filepath.Join(spec.Dir, file), text, 0o600))
 	}
 	spec.Args = append(spec.Args, "--web.config.file="+filepath.Join(spec.Dir, "web.yml"))
 	return &tls.Config{RootCAs: roots}
@@ -220,33 +179,22 @@ func (f figures) String() string {
 // memory reads what a memory cgroup of either version says.
 func memory(t *testing.T, cgroup string) figures {
 	t.Helper()
-	read := func(name string) string {
-		text, err := os.ReadFile(filepath.Join(cgroup, name))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(text)
-	}
-	value := func(text, key string) int64 {
+	value := func(name, key string) int64 {
+		text := string(must.Get(os.ReadFile(filepath.Join(cgroup, name)))(t))
 		for line := range strings.Lines(text) {
-			if fields := strings.Fields(line); fields[len(fields)-1] != "" && (key == "" || fields[0] == key) {
-				n, err := strconv.ParseInt(fields[len(fields)-1], 10, 64)
-				if err != nil {
-					t.Fatal(err)
-				}
-				return n
+			if fields := strings.Fields(line); key == "" || fields[0] == key {
+				return must.Get(strconv.ParseInt(fields[len(fields)-1], 10, 64))(t)
 			}
 		}
 		t.Fatalf("no %s in %q", key, text)
 		return 0
 	}
 	if _, err := os.Stat(filepath.Join(cgroup, "memory.current")); err == nil {
-		events := read("memory.events")
-		return figures{value(read("memory.current"), ""), value(read("memory.peak"), ""), value(events, "max"), value(events, "oom_kill")}
+		return figures{value("memory.current", ""), value("memory.peak", ""), value("memory.events", "max"), value("memory.events", "oom_kill")}
 	}
 	return figures{
-		value(read("memory.usage_in_bytes"), ""), value(read("memory.max_usage_in_bytes"), ""),
-		value(read("memory.failcnt"), ""), value(read("memory.oom_control"), "oom_kill"),
+		value("memory.usage_in_bytes", ""), value("memory.max_usage_in_bytes", ""),
+		value("memory.failcnt", ""), value("memory.oom_control", "oom_kill"),
 	}
 }
 
@@ -297,7 +245,7 @@ func (w *witness) every(ctx context.Context, period time.Duration, do func()) {
 
 func (w *witness) get(ctx context.Context, client *http.Client, a *agent.Agent, path string) {
 	begin := time.Now()
-	err := get(ctx, client, a.URL(path))
+	err := ask(ctx, client, a.URL(path), "")
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
@@ -308,23 +256,6 @@ func (w *witness) get(ctx context.Context, client *http.Client, a *agent.Agent, 
 		w.answered[path]++
 		w.slowest = max(w.slowest, time.Since(begin))
 	}
-}
-
-func get(ctx context.Context, client *http.Client, url string) error {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		return err
-	}
-	resp, err := client.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(resp.Body)
-	if err == nil && (resp.StatusCode != http.StatusOK || len(body) == 0) {
-		err = fmt.Errorf("%s: %s: %d bytes", url, resp.Status, len(body))
-	}
-	return err
 }
 
 func (w *witness) lease(ctx context.Context, cp *controlplane.ControlPlane, node string) {

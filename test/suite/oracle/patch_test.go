@@ -24,46 +24,37 @@ import (
 
 // kubeletPatch is PatchNodeStatus of k8s.io/component-helpers v0.36.3
 // (node/util/status.go), retold.
-func kubeletPatch(old, next *v1.Node) ([]byte, error) {
-	oldData, err := json.Marshal(old)
-	if err != nil {
-		return nil, err
-	}
+func kubeletPatch(t *testing.T, old, next *v1.Node) []byte {
+	t.Helper()
 	byHand := len(old.Status.Addresses) > 0 && !apiequality.Semantic.DeepEqual(old.Status.Addresses, next.Status.Addresses)
 	shown := next.DeepCopy()
 	shown.Spec = old.Spec
 	if byHand {
 		shown.Status.Addresses = old.Status.Addresses
 	}
-	newData, err := json.Marshal(shown)
-	if err != nil {
-		return nil, err
+	patch := must.Get(strategicpatch.CreateTwoWayMergePatch(encode(t, old), encode(t, shown), v1.Node{}))(t)
+	if !byHand {
+		return patch
 	}
-	patch, err := strategicpatch.CreateTwoWayMergePatch(oldData, newData, v1.Node{})
-	if err != nil || !byHand {
-		return patch, err
-	}
-	var m map[string]json.RawMessage
-	if err := json.Unmarshal(patch, &m); err != nil {
-		return nil, err
-	}
-	s := map[string]json.RawMessage{}
+	var m, s map[string]json.RawMessage
+	must.OK(t, json.Unmarshal(patch, &m))
 	if m["status"] != nil {
-		if err := json.Unmarshal(m["status"], &s); err != nil {
-			return nil, err
-		}
+		must.OK(t, json.Unmarshal(m["status"], &s))
+	} else {
+		s = map[string]json.RawMessage{}
 	}
 	var items []any
 	for _, a := range next.Status.Addresses {
 		items = append(items, a)
 	}
-	if s["addresses"], err = json.Marshal(append(items, map[string]string{"$patch": "replace"})); err != nil {
-		return nil, err
-	}
-	if m["status"], err = json.Marshal(s); err != nil {
-		return nil, err
-	}
-	return json.Marshal(m)
+	s["addresses"] = encode(t, append(items, map[string]string{"$patch": "replace"}))
+	m["status"] = encode(t, s)
+	return encode(t, m)
+}
+
+func encode(t *testing.T, value any) []byte {
+	t.Helper()
+	return must.Get(json.Marshal(value))(t)
 }
 
 // Patch is, value for value, what the kubelet sends, and the API server's code
@@ -78,7 +69,7 @@ func TestPatchIsTheKubelets(t *testing.T) {
 		}
 		change(random, next)
 		got := must.Get(status.Patch(old, next))(t)
-		want := must.Get(kubeletPatch(old, next))(t)
+		want := kubeletPatch(t, old, next)
 		// The kubelet tells an order that nothing else has changed in; it means
 		// nothing, and change detection ignores it as well.
 		if g, w := canonical(t, got), canonical(t, want); g != w && !orderOnly(old, next) {
@@ -90,8 +81,7 @@ func TestPatchIsTheKubelets(t *testing.T) {
 
 func checkApplied(t *testing.T, old, next *v1.Node, patch []byte) {
 	t.Helper()
-	data := must.Get(json.Marshal(old))(t)
-	data, err := strategicpatch.StrategicMergePatch(data, patch, v1.Node{})
+	data, err := strategicpatch.StrategicMergePatch(encode(t, old), patch, v1.Node{})
 	if err != nil {
 		t.Fatalf("%v: %s", err, patch)
 	}
@@ -107,8 +97,7 @@ func checkApplied(t *testing.T, old, next *v1.Node, patch []byte) {
 		slices.SortStableFunc(s.Addresses, func(a, b v1.NodeAddress) int { return strings.Compare(string(a.Type), string(b.Type)) })
 	}
 	if !apiequality.Semantic.DeepEqual(want, &patched) {
-		a, _ := json.Marshal(want)
-		t.Fatalf("patch\n%s\nmakes\n%s\nwant\n%s", patch, data, a)
+		t.Fatalf("patch\n%s\nmakes\n%s\nwant\n%s", patch, data, encode(t, want))
 	}
 }
 
@@ -130,8 +119,7 @@ func canonical(t *testing.T, data []byte) string {
 	decoder := json.NewDecoder(bytes.NewReader(data))
 	decoder.UseNumber()
 	must.OK(t, decoder.Decode(&v))
-	out := must.Get(json.Marshal(v))(t)
-	return string(out)
+	return string(encode(t, v))
 }
 
 func randomNode(r *rand.Rand) *v1.Node {
