@@ -45,19 +45,15 @@ func (n *node) createLease(manager string, renewed time.Time) {
 	}, metav1.CreateOptions{FieldManager: manager}))(n.T)
 }
 
-func (n *node) renew(ctx context.Context) error {
-	patch := fmt.Appendf(nil, `{"spec":{"renewTime":%q}}`, time.Now().UTC().Format(metav1.RFC3339Micro))
-	_, err := n.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Patch(ctx, n.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: kubeletManager})
-	return err
-}
-
 // keepRenewing renews the Lease as a kubelet once a second until the test ends.
 func (n *node) keepRenewing() {
+	leases, as := n.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease), metav1.PatchOptions{FieldManager: kubeletManager}
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() {
 		for ctx.Err() == nil {
-			if err := n.renew(ctx); err != nil && ctx.Err() == nil {
+			patch := fmt.Appendf(nil, `{"spec":{"renewTime":%q}}`, time.Now().UTC().Format(metav1.RFC3339Micro))
+			if _, err := leases.Patch(ctx, n.Name, types.MergePatchType, patch, as); err != nil && ctx.Err() == nil {
 				n.T.Error(err)
 			}
 			select {
@@ -155,7 +151,6 @@ func TestGuardBesideKubelet(t *testing.T) {
 
 	// A kubelet has come since: nodeprobe reports that wherever it can, and leaves the
 	// node to it.
-	began = time.Now()
 	k = start()
 	r := waitStoodDown(t, a)
 	if r.Level != "ERROR" || !strings.Contains(r.Err, "kubelet") {

@@ -104,7 +104,8 @@ func (n *node) wantForeign() {
 func (n *node) patchAs(manager string, patch map[string]any, subresources ...string) {
 	n.T.Helper()
 	data := must.Get(json.Marshal(patch))(n.T)
-	must.Get(n.Client.CoreV1().Nodes().Patch(context.Background(), n.Name, types.StrategicMergePatchType, data, metav1.PatchOptions{FieldManager: manager}, subresources...))(n.T)
+	options := metav1.PatchOptions{FieldManager: manager}
+	must.Get(n.Client.CoreV1().Nodes().Patch(context.Background(), n.Name, types.StrategicMergePatchType, data, options, subresources...))(n.T)
 }
 
 func (n *node) patch(patch map[string]any) {

@@ -194,7 +194,8 @@ func (n *node) claim(handle string) {
 		if a == nil {
 			return errors.New("not yet")
 		}
-		_, err := n.Client.StorageV1().VolumeAttachments().Patch(ctx, a.Name, types.MergePatchType, []byte(`{"status":{"attached":true}}`), metav1.PatchOptions{}, "status")
+		attached := []byte(`{"status":{"attached":true}}`)
+		_, err := n.Client.StorageV1().VolumeAttachments().Patch(ctx, a.Name, types.MergePatchType, attached, metav1.PatchOptions{}, "status")
 		return err
 	})
 	n.Eventually(handle+" is on the Node", func(node *corev1.Node) error {
