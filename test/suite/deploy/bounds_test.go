@@ -9,12 +9,11 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
 // fields is an object, or a part of one.
@@ -33,25 +32,27 @@ func (f fields) with(others fields) fields {
 	return all
 }
 
-func encode(t *testing.T, v any) []byte {
+func encode(t *testing.T, v any) string {
 	t.Helper()
-	return must.Get(json.Marshal(v))(t)
+	return string(must.Get(json.Marshal(v))(t))
 }
 
 func repeated(n int) string { return strings.Repeat("x", n) }
 
-// tooMuch is what an object cannot hold beside anything else.
+// tooMuch is more than an object can hold.
 const tooMuch = 1_300_000
 
-// Whoever holds a pod's token can fill up neither its Node, so that nobody else could
-// write it, nor the Events, and cannot forge a line of "kubectl describe".
-func TestBounds(t *testing.T) {
-	s := newStage(t, "identity", "base")
-	onA := s.client(s.config(s.pod("a")))
-	s.waitPolicies(onA, "nodeprobe-node", "nodeprobe-event")
-	t.Run("node", func(t *testing.T) { s.boundsNode(t, onA) })
-	t.Run("events", func(t *testing.T) { s.boundsEvents(t, onA) })
-}
+// badReasons and badMessages are the values that no policy accepts, by what is wrong.
+var (
+	badReasons = map[string]string{
+		"1.3 MB": repeated(tooMuch), "129 characters": repeated(129), "two lines": "X\n  Ready  False", "a line feed at the end": "X\n",
+		"several words": "Disk is short", "empty": "",
+	}
+	badMessages = map[string]string{
+		"1.3 MB": repeated(tooMuch), "two lines": "well\n  Ready  False", "a line feed at the end": "well\n", "carriage return": "well\rReady  False",
+		"escape": "\x1b[2J", "line separator": "well\u2028Ready  False", "right to left": "\u202eeslaF  ydaeR",
+	}
+)
 
 // condition is one as nodeprobe writes it, and as the policy takes it.
 func condition(changed fields) fields {
@@ -70,16 +71,16 @@ func conditions(n int, changed fields) (all []fields) {
 
 // nodePatch returns the patch of one kind that gives a Node these conditions beside
 // those that it has.
-func nodePatch(t *testing.T, kind types.PatchType, before *corev1.Node, conditions ...fields) []byte {
+func nodePatch(t *testing.T, kind string, before *corev1.Node, conditions ...fields) string {
 	t.Helper()
 	switch kind {
-	case types.JSONPatchType:
+	case jsonPatch:
 		var patch []fields
 		for _, c := range conditions {
 			patch = append(patch, fields{"op": "add", "path": "/status/conditions/-", "value": c})
 		}
 		return encode(t, patch)
-	case types.MergePatchType: // it replaces a list
+	case jsonMerge: // it replaces a list
 		var all []any
 		for _, c := range before.Status.Conditions {
 			all = append(all, c)
@@ -93,37 +94,28 @@ func nodePatch(t *testing.T, kind types.PatchType, before *corev1.Node, conditio
 	}
 }
 
-var patchTypes = []types.PatchType{types.StrategicMergePatchType, types.MergePatchType, types.JSONPatchType, types.ApplyPatchType}
-
-func (s *stage) boundsNode(t *testing.T, onA kubernetes.Interface) {
-	ctx := t.Context()
-	// Others may have written a lot: what the policy may cost depends on it.
+func (s *cluster) checkNodeBounds(t *testing.T, onA kubernetes.Interface) {
+	t.Helper()
+	// Others may have written a lot: what the policy costs depends on it.
 	before := s.node("a")
 	for i := range 200 {
 		before.Status.Conditions = append(before.Status.Conditions, corev1.NodeCondition{
 			Type: corev1.NodeConditionType(fmt.Sprintf("example.com/Other%d", i)), Status: corev1.ConditionFalse, Reason: "NoProblem",
 		})
 	}
-	before = must.Get(s.cp.Client().CoreV1().Nodes().UpdateStatus(ctx, before, metav1.UpdateOptions{}))(t)
-	patch := func(kind types.PatchType, body []byte, manager string, dryRun ...string) error {
-		opts := metav1.PatchOptions{DryRun: dryRun}
-		if kind == types.ApplyPatchType {
-			opts.FieldManager = manager
-		}
-		_, err := onA.CoreV1().Nodes().Patch(ctx, "a", kind, body, opts, "status")
-		return err
-	}
+	before = must.Get(s.cp.Client().CoreV1().Nodes().UpdateStatus(t.Context(), before, metav1.UpdateOptions{}))(t)
 	const (
 		number  = "nodeprobe may write at most 64 conditions, one of each type"
 		form    = "a condition of nodeprobe needs a qualified name as its type"
 		foreign = "nodeprobe may not add, change or remove conditions of others"
 	)
 	one := func(changed fields) []fields { return []fields{condition(changed)} }
-	for _, tt := range []struct {
+	type row struct {
 		name       string
 		conditions []fields
 		want       string // "" if it is allowed
-	}{
+	}
+	rows := []row{
 		{"what nodeprobe writes", one(nil), ""},
 		{"no message", one(fields{"message": ""}), ""},
 		{"characters of every alphabet", one(fields{"message": "ä€😀 日本語 … \ufffd"}), ""},
@@ -131,10 +123,7 @@ func (s *stage) boundsNode(t *testing.T, onA kubernetes.Interface) {
 
 		{"3,000 conditions", conditions(3000, nil), number},
 		{"65 conditions", conditions(65, nil), number},
-		{"a message of 1.3 MB", one(fields{"message": repeated(tooMuch)}), form},
 		{"a message of 2049 bytes", one(fields{"message": strings.Repeat("ä", 1024) + "x"}), form},
-		{"a reason of 1.3 MB", one(fields{"reason": repeated(tooMuch)}), form},
-		{"a reason of 129 characters", one(fields{"reason": repeated(129)}), form},
 		{"a type of 1.3 MB", one(fields{"type": "nodeprobe.dev/" + repeated(tooMuch)}), form},
 		{"a type with a name of 64 characters", one(fields{"type": "nodeprobe.dev/" + repeated(64)}), form},
 		{"a status of 1.3 MB", one(fields{"status": repeated(tooMuch)}), form},
@@ -144,93 +133,51 @@ func (s *stage) boundsNode(t *testing.T, onA kubernetes.Interface) {
 		{"a type with two slashes", one(fields{"type": "nodeprobe.dev/a/b"}), form},
 		{"a line in a type", one(fields{"type": "nodeprobe.dev/X\n  Ready  False"}), form},
 		{"a line after a type", one(fields{"type": "nodeprobe.dev/X\n"}), form},
-		{"a line in a reason", one(fields{"reason": "X\n  Ready  False"}), form},
-		{"a line after a reason", one(fields{"reason": "X\n"}), form},
-		{"a reason of several words", one(fields{"reason": "Disk is short"}), form},
-		{"no reason", one(fields{"reason": ""}), form},
-		{"a line in a message", one(fields{"message": "well\n  Ready  False"}), form},
-		{"a line after a message", one(fields{"message": "well\n"}), form},
-		{"a carriage return in a message", one(fields{"message": "well\rReady  False"}), form},
-		{"an escape in a message", one(fields{"message": "\x1b[2J"}), form},
-		{"a line separator in a message", one(fields{"message": "well\u2028Ready  False"}), form},
-		{"letters from right to left in a message", one(fields{"message": "\u202eeslaF  ydaeR"}), form},
 		{"a bad one beside a good one", append(one(nil), condition(fields{"type": "nodeprobe.dev/X", "reason": ""})), form},
 		{"an empty type", one(fields{"type": ""}), foreign},
 		{"a type that only begins like ours", one(fields{"type": "nodeprobe.device/X"}), foreign},
-	} {
-		for _, kind := range patchTypes {
-			err := patch(kind, nodePatch(t, kind, before, tt.conditions...), "nodeprobe", metav1.DryRunAll)
-			if tt.want != "" {
-				err = wantError(err, tt.want)
-			}
-			if err != nil {
-				t.Errorf("%s, %s: %.300v, want %q", tt.name, kind, err, tt.want)
-			}
+	}
+	for what, reason := range badReasons {
+		rows = append(rows, row{"reason: " + what, one(fields{"reason": reason}), form})
+	}
+	for what, message := range badMessages {
+		rows = append(rows, row{"message: " + what, one(fields{"message": message}), form})
+	}
+	const dry = "nodes/a/status?dryRun=All"
+	for _, tt := range rows {
+		for kind, uri := range map[string]string{merge: dry, jsonMerge: dry, jsonPatch: dry, applied: dry + "&fieldManager=nodeprobe"} {
+			must.Note(t, request{tt.name + ", " + kind, onA, kind, uri, nodePatch(t, kind, before, tt.conditions...), tt.want}.do())
 		}
 	}
-	twice := nodePatch(t, types.JSONPatchType, before, condition(nil), condition(nil))
-	if err := wantError(patch(types.JSONPatchType, twice, "", metav1.DryRunAll), number); err != nil {
-		t.Errorf("a type twice: %v", err)
-	}
-
 	// Each name under which something is applied has an entry in managedFields.
+	const manager = "nodeprobe may not apply under the name of another field manager"
 	full := conditions(64, fields{"reason": repeated(128), "message": repeated(2048)})
-	must.OK(t, patch(types.StrategicMergePatchType, nodePatch(t, types.StrategicMergePatchType, before, full...), ""))
-	for _, manager := range []string{"nodeprobe", "kubectl", "x"} {
-		err := patch(types.ApplyPatchType, nodePatch(t, types.ApplyPatchType, before, full...), manager)
-		if manager != "nodeprobe" {
-			err = wantError(err, "nodeprobe may not apply under the name of another field manager")
-		}
-		if err != nil {
-			t.Errorf("applied as %s: %.300v", manager, err)
-		}
-	}
-	t.Logf("a Node that is as full as nodeprobe can make it has %d bytes", len(encode(t, s.node("a"))))
-	s.run("taint", "node", "a", "example.com/full=true:NoSchedule")
-	if err := patch(types.StrategicMergePatchType, nodePatch(t, types.StrategicMergePatchType, before, condition(fields{"type": "nodeprobe.dev/X"})), ""); wantError(err, number) != nil {
-		t.Errorf("one more: %v", err)
-	}
+	apply := nodePatch(t, applied, before, full...)
+	check(t, []request{
+		{"a type twice", onA, jsonPatch, dry, nodePatch(t, jsonPatch, before, condition(nil), condition(nil)), number},
+		{"as full as may be", onA, merge, "nodes/a/status", nodePatch(t, merge, before, full...), ""},
+		{"applied as nodeprobe", onA, applied, "nodes/a/status?fieldManager=nodeprobe", apply, ""},
+		{"applied as kubectl", onA, applied, "nodes/a/status?fieldManager=kubectl", apply, manager},
+		{"applied as x", onA, applied, "nodes/a/status?fieldManager=x", apply, manager},
+	})
+	s.run("taint", "node", "a", "example.com/full=true:NoSchedule") // others can still write it
+	check(t, []request{{"one more", onA, merge, "nodes/a/status", nodePatch(t, merge, before, condition(fields{"type": "nodeprobe.dev/X"})), number}})
 }
 
-// event is one as nodeprobe writes it, and as the policy takes it.
-func (s *stage) event(name string) fields {
+// event is one as nodeprobe on a node writes it, and as the policy takes it.
+func (s *cluster) event(node, name string) fields {
 	return fields{
 		"apiVersion": "v1", "kind": "Event", "metadata": fields{"name": name, "namespace": "default"},
-		"involvedObject": fields{"apiVersion": "v1", "kind": "Node", "name": "a", "uid": s.node("a").UID},
+		"involvedObject": fields{"apiVersion": "v1", "kind": "Node", "name": node, "uid": s.node(node).UID},
 		"type":           "Warning", "reason": "DiskIsShort", "message": "Node a condition nodeprobe.dev/DiskPressure is now True", "count": 1,
 		"firstTimestamp": "2026-01-02T03:04:05Z", "lastTimestamp": "2026-01-02T03:04:05Z",
-		"source": fields{"component": "nodeprobe", "host": "a"}, "reportingComponent": "nodeprobe", "reportingInstance": "a",
+		"source": fields{"component": "nodeprobe", "host": node}, "reportingComponent": "nodeprobe", "reportingInstance": node,
 	}
 }
 
-func (s *stage) boundsEvents(t *testing.T, onA kubernetes.Interface) {
-	ctx := t.Context()
-	create := func(e fields, opts metav1.CreateOptions) error {
-		return onA.CoreV1().RESTClient().Post().Namespace("default").Resource("events").VersionedParams(&opts, metav1.ParameterCodec).Body(encode(t, e)).
-			SetHeader("Content-Type", "application/json").Do(ctx).Error()
-	}
-	patch := func(name string, kind types.PatchType, body []byte, opts metav1.PatchOptions) error {
-		_, err := onA.CoreV1().Events("default").Patch(ctx, name, kind, body, opts)
-		return err
-	}
-	dry := []string{metav1.DryRunAll}
-	const name = "a.18a2b3c4d5e6f708"
-	must.OK(t, create(s.event(name), metav1.CreateOptions{}))
-	for kind, body := range map[types.PatchType][]byte{
-		types.StrategicMergePatchType: encode(t, fields{"count": 2, "message": "again"}),
-		types.MergePatchType:          encode(t, fields{"count": 3, "message": "again"}),
-		types.JSONPatchType:           []byte(`[{"op":"replace","path":"/count","value":4}]`),
-		types.ApplyPatchType:          encode(t, s.event(name).with(fields{"count": 5})),
-	} {
-		opts := metav1.PatchOptions{}
-		if kind == types.ApplyPatchType {
-			opts.FieldManager, opts.Force = "nodeprobe", new(true)
-		}
-		if err := patch(name, kind, body, opts); err != nil {
-			t.Errorf("counted up by %s: %v", kind, err)
-		}
-	}
-
+func (s *cluster) checkEventBounds(t *testing.T, onA, onB kubernetes.Interface) {
+	t.Helper()
+	const events, dry, posted, ofB = "namespaces/default/events", "?dryRun=All", "/a.18a2b3c4d5e6f708", "/b.18a2b3c4d5e6f708"
 	const (
 		own     = "nodeprobe on node a may only write events of its own about that node"
 		form    = "an event of nodeprobe needs Normal or Warning as its type"
@@ -249,11 +196,27 @@ func (s *stage) boundsEvents(t *testing.T, onA kubernetes.Interface) {
 		}
 		return meta(fields{"managedFields": entries})
 	}
-	for _, tt := range []struct {
+	applied5 := encode(t, s.event("a", posted[1:]).with(fields{"count": 5}))
+	check(t, []request{
+		{"posts", onA, "POST", events, encode(t, s.event("a", posted[1:])), ""},
+		{"counts up by " + merge, onA, merge, events + posted, `{"count":2,"message":"again"}`, ""},
+		{"counts up by " + jsonMerge, onA, jsonMerge, events + posted, `{"count":3,"message":"again"}`, ""},
+		{"counts up by " + jsonPatch, onA, jsonPatch, events + posted, `[{"op":"replace","path":"/count","value":4}]`, ""},
+		{"counts up by " + applied, onA, applied, events + posted + "?fieldManager=nodeprobe&force=true", applied5, ""},
+		{"another node posts", onB, "POST", events, encode(t, s.event("b", ofB[1:])), ""},
+		{"takes over the other node's event", onA, jsonMerge, events + ofB, `{"count":9}`, own},
+		{"posts an event of the other node", onA, "POST", events + dry, encode(t, s.event("b", "b.1")), own},
+		{"nine field managers", onA, jsonMerge, events + posted + dry, encode(t, owns(slices.Repeat([]fields{{"f:message": fields{}}}, 9)...)), managed},
+	})
+	for _, name := range []string{"b.1", "a.b.1", "a", "ab.1", "a.xyz", "a.", "a.12345678901234567"} {
+		must.Note(t, request{"called " + name, onA, "POST", events + dry, encode(t, s.event("a", name)), called}.do())
+	}
+	type row struct {
 		name    string
 		changed fields
 		want    string // "" if it is allowed
-	}{
+	}
+	rows := []row{
 		{"what nodeprobe writes", nil, ""},
 		{"as much as may be", fields{"type": "Normal", "reason": repeated(128), "message": strings.Repeat("ä", 512), "count": 1<<31 - 1}, ""},
 		{"the name for a UID, as kubelets do", about(fields{"uid": "a"}), ""},
@@ -289,92 +252,48 @@ func (s *stage) boundsEvents(t *testing.T, onA kubernetes.Interface) {
 		{"another type", fields{"type": "Fatal"}, form},
 		{"a type of 1.3 MB", fields{"type": repeated(tooMuch)}, form},
 		{"no type", fields{"type": ""}, form},
-		{"a reason of 129 characters", fields{"reason": repeated(129)}, form},
-		{"a reason of several words", fields{"reason": "Disk is short"}, form},
-		{"a line after a reason", fields{"reason": "X\n"}, form},
-		{"no reason", fields{"reason": ""}, form},
-		{"a message of 1.3 MB", fields{"message": repeated(tooMuch)}, form},
 		{"a message of 1025 bytes", fields{"message": strings.Repeat("ä", 512) + "x"}, form},
-		{"a line in a message", fields{"message": "well\n  Normal  Fine"}, form},
-		{"a line after a message", fields{"message": "well\n"}, form},
-		{"an escape in a message", fields{"message": "\x1b[2J"}, form},
-		{"letters from right to left in a message", fields{"message": "\u202elleW"}, form},
 		{"it has not happened", fields{"count": 0}, form},
 		{"it has happened less than never", fields{"count": -1}, form},
 		{"it owns a field that there is not", owns(fields{"f:" + repeated(tooMuch): fields{}}), managed},
 		{"it owns such a field of a field", owns(fields{"f:source": fields{"f:" + repeated(tooMuch): fields{}}}), managed},
 		{"it owns a field of a text", owns(fields{"f:message": fields{"f:x": fields{}}}), managed},
 		{"it owns fields below that", owns(fields{"f:source": fields{"f:host": fields{"f:" + repeated(tooMuch): fields{}}}}), managed},
-	} {
-		if err := check(create(s.event("a.2").with(tt.changed), metav1.CreateOptions{DryRun: dry}), tt.want); err != nil {
-			t.Errorf("%s, created: %.300v, want %q", tt.name, err, tt.want)
-		}
-		if err := check(patch(name, types.MergePatchType, encode(t, fields{}.with(tt.changed)), metav1.PatchOptions{DryRun: dry}), tt.want); err != nil {
-			t.Errorf("%s, patched: %.300v, want %q", tt.name, err, tt.want)
-		}
 	}
-	many := owns(slices.Repeat([]fields{{"f:message": fields{}}}, 9)...)
-	if err := wantError(patch(name, types.MergePatchType, encode(t, many), metav1.PatchOptions{DryRun: dry}), managed); err != nil {
-		t.Errorf("nine of it own a field: %v", err)
+	for what, reason := range badReasons {
+		rows = append(rows, row{"reason: " + what, fields{"reason": reason}, form})
 	}
-	for _, other := range []string{"b.1", "a.b.1", "a", "ab.1", "a.xyz", "a.", "a.12345678901234567"} {
-		if err := wantError(create(s.event(other), metav1.CreateOptions{DryRun: dry}), called); err != nil {
-			t.Errorf("called %s: %v", other, err)
-		}
+	for what, message := range badMessages {
+		rows = append(rows, row{"message: " + what, fields{"message": message}, form})
 	}
-
-	// Should somebody's role allow more than events of the core group, the policy
-	// still holds.
-	s.allow("events.k8s.io", "events")
-	s.allow("", "events")
-	newer := func(changed fields) fields {
-		return fields{
-			"apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": fields{"name": "a.3", "namespace": "default"},
-			"regarding": fields{"apiVersion": "v1", "kind": "Node", "name": "a"}, "type": "Warning", "reason": "X", "note": "x", "action": "x",
-			"eventTime": "2026-01-02T03:04:05.000000Z", "reportingController": "nodeprobe", "reportingInstance": "a",
-		}.with(changed)
-	}
-	for _, tt := range []struct {
-		changed fields
-		want    string
-	}{
-		{fields{"regarding": fields{"name": "b"}}, own},
-		{nil, own}, // it has no source in that group
-	} {
-		s.eventually("the role is in force, and the policy", func() error {
-			opts := metav1.CreateOptions{DryRun: dry}
-			return wantError(onA.EventsV1().RESTClient().Post().Namespace("default").Resource("events").VersionedParams(&opts, metav1.ParameterCodec).
-				Body(encode(t, newer(tt.changed))).SetHeader("Content-Type", "application/json").Do(ctx).Error(), tt.want)
+	for _, tt := range rows {
+		check(t, []request{
+			{tt.name + ", created", onA, "POST", events + dry, encode(t, s.event("a", "a.2").with(tt.changed)), tt.want},
+			{tt.name + ", patched", onA, jsonMerge, events + posted + dry, encode(t, fields{}.with(tt.changed)), tt.want},
 		})
 	}
-	_, err := onA.EventsV1().Events("default").Patch(ctx, name, types.MergePatchType,
-		encode(t, fields{"series": fields{"count": 2, "lastObservedTime": "2026-01-02T03:04:05.000000Z"}}), metav1.PatchOptions{DryRun: dry})
-	must.Note(t, wantError(err, noField+"series"))
-	elsewhere := s.event("a.4").with(meta(fields{"namespace": "kube-system"})).with(about(fields{"namespace": "kube-system"}))
-	s.eventually("the policy refuses events elsewhere", func() error {
-		return wantError(onA.CoreV1().RESTClient().Post().Namespace("kube-system").Resource("events").Body(encode(t, elsewhere)).
-			SetHeader("Content-Type", "application/json").Do(ctx).Error(), noField+"namespace")
-	})
-}
 
-// check returns what is wrong with the answer to a request that must be refused so,
-// or not at all.
-func check(err error, want string) error {
-	if want == "" {
-		return err
+	// Even if a role allows more than events of the core group, the policy still holds.
+	s.allow("events.k8s.io", "events")
+	s.allow("", "events")
+	newer := func(node string) string {
+		return encode(t, fields{
+			"apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": fields{"name": "a.3", "namespace": "default"},
+			"regarding": fields{"apiVersion": "v1", "kind": "Node", "name": node}, "type": "Warning", "reason": "X", "note": "x", "action": "x",
+			"eventTime": "2026-01-02T03:04:05.000000Z", "reportingController": "nodeprobe", "reportingInstance": "a",
+		})
 	}
-	return wantError(err, want)
-}
-
-// allow gives the service account every verb on resources of a group.
-func (s *stage) allow(group string, resources ...string) {
-	s.t.Helper()
-	ctx, name := s.t.Context(), metav1.ObjectMeta{GenerateName: "too-much-"}
-	role := must.Get(s.cp.Client().RbacV1().ClusterRoles().Create(ctx, &rbacv1.ClusterRole{ObjectMeta: name, Rules: []rbacv1.PolicyRule{
-		{APIGroups: []string{group}, Resources: resources, Verbs: []string{"*"}},
-	}}, metav1.CreateOptions{}))(s.t)
-	must.Get(s.cp.Client().RbacV1().ClusterRoleBindings().Create(ctx, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: name, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
-		Subjects: []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "nodeprobe", Name: "nodeprobe"}},
-	}, metav1.CreateOptions{}))(s.t)
+	const newEvents = "/apis/events.k8s.io/v1/" + events
+	elsewhere := encode(t, s.event("a", "a.4").with(meta(fields{"namespace": "kube-system"})).with(about(fields{"namespace": "kube-system"})))
+	for _, r := range []request{
+		{"a new event about another node", onA, "POST", newEvents + dry, newer("b"), own},
+		{"a new event, which has no source", onA, "POST", newEvents + dry, newer("a"), own},
+		{
+			"a series", onA, jsonMerge, newEvents + posted + dry,
+			`{"series":{"count":2,"lastObservedTime":"2026-01-02T03:04:05.000000Z"}}`, noField + "series",
+		},
+		{"elsewhere", onA, "POST", "namespaces/kube-system/events", elsewhere, noField + "namespace"},
+	} {
+		stage.Eventually(t, "the role is in force, and the policy", r.do)
+	}
 }

@@ -1,10 +1,10 @@
-// Package deploy tests what is in the product's deploy directory: kubectl
-// renders it, a real API server accepts it, and the product accepts what it is
-// configured with.
+// Package deploy tests what is in the product's deploy directory: kubectl and Helm
+// render it, a real API server accepts it, and the product accepts its configuration.
 package deploy
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,7 +19,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
@@ -44,12 +44,62 @@ func run(t *testing.T, stdin []byte, name string, args ...string) []byte {
 	return stdout.Bytes()
 }
 
-// kustomizations that run nodeprobe, and what each is about.
-var kustomizations = map[string]struct {
+// cluster is a control plane, and what renders manifests for it.
+type cluster struct {
+	t       *testing.T
+	cp      *controlplane.ControlPlane
+	kubectl string
+	deploy  string // the directory
+}
+
+// dryRunCluster is shared: only the namespace is there, and nothing else may be made.
+func dryRunCluster(t *testing.T) *cluster {
+	t.Helper()
+	s := &cluster{t: t, cp: controlplane.StartForTest(t), kubectl: controlplane.KubectlForTest(t), deploy: filepath.Join(build.RootForTest(t), "deploy")}
+	s.apply("namespace")
+	return s
+}
+
+func (s *cluster) run(args ...string) string {
+	s.t.Helper()
+	return string(run(s.t, nil, s.kubectl, append([]string{"--kubeconfig=" + s.cp.AdminKubeconfig()}, args...)...))
+}
+
+func (s *cluster) apply(kustomization string) {
+	s.t.Helper()
+	s.run("apply", "--validate=strict", "-k", filepath.Join(s.deploy, kustomization))
+}
+
+// kustomize renders a kustomization below deploy, with components if there are any.
+func (s *cluster) kustomize(t *testing.T, dir string, components ...string) []byte {
+	t.Helper()
+	if len(components) == 0 {
+		return run(t, nil, s.kubectl, "kustomize", filepath.Join(s.deploy, dir))
+	}
+	overlay := t.TempDir()
+	deploy := must.Get(filepath.Rel(overlay, s.deploy))(t)
+	text := fmt.Sprintf("resources: [%s/%s]\ncomponents:\n", deploy, dir)
+	for _, component := range components {
+		text += fmt.Sprintf("- %s/%s\n", deploy, component)
+	}
+	must.OK(t, os.WriteFile(filepath.Join(overlay, "kustomization.yaml"), []byte(text), 0o600))
+	return run(t, nil, s.kubectl, "kustomize", overlay)
+}
+
+// dryRun has the API server check what would be applied.
+func (s *cluster) dryRun(t *testing.T, rendered []byte) string {
+	t.Helper()
+	return string(run(t, rendered, s.kubectl, "--kubeconfig="+s.cp.AdminKubeconfig(), "apply", "--dry-run=server", "--validate=strict", "-f", "-"))
+}
+
+// variant is one way to run nodeprobe.
+type variant struct {
 	mode     string
-	identity string // who makes the service account; "" if there is none
+	identity string // the kustomization that makes the service account; "" if there is none
 	also     func(*appsv1.DaemonSet) error
-}{
+}
+
+var kustomizations = map[string]variant{
 	"base":                     {"augment", "identity", privileged},
 	"overlays/observe":         {"observe", "", privileged},
 	"overlays/least-privilege": {"augment", "identity", leastPrivileged},
@@ -58,65 +108,60 @@ var kustomizations = map[string]struct {
 	"overlays/impersonation":   {"augment", "overlays/impersonation/identity", privileged},
 }
 
-// Every kustomization below deploy is rendered by kubectl, accepted by a real API
-// server and, as far as it is nodeprobe's configuration, by nodeprobe.
+// Every kustomization below deploy is accepted, and so is what makes its identity.
 func TestKustomizations(t *testing.T) {
-	kubectl := controlplane.KubectlForTest(t)
-	binary := build.ProductForTest(t)
-	root := filepath.Join(build.RootForTest(t), "deploy")
-	cp := controlplane.StartForTest(t)
-	admin := "--kubeconfig=" + cp.AdminKubeconfig()
-	// A dry run does not make the namespace that the rest is to go into.
-	run(t, nil, kubectl, admin, "apply", "-k", filepath.Join(root, "namespace"))
+	s := dryRunCluster(t)
 	for dir, want := range kustomizations {
 		t.Run(dir, func(t *testing.T) {
-			rendered := run(t, nil, kubectl, "kustomize", filepath.Join(root, dir))
-			ds, config := parse(t, rendered)
-			checkPod(t, &ds)
-			must.Note(t, want.also(&ds))
-			if !strings.Contains(config, "\nmode: "+want.mode+"\n") {
-				t.Errorf("configuration is not in mode %s:\n%s", want.mode, config)
-			}
-			spec, accounts := ds.Spec.Template.Spec, "default"
+			rendered := s.kustomize(t, dir)
+			s.checkVariant(t, rendered, want)
+			accounts := "default"
 			if want.identity != "" {
-				identity := run(t, nil, kubectl, "kustomize", filepath.Join(root, want.identity))
-				accounts = serviceAccount(t, identity)
-				run(t, identity, kubectl, admin, "apply", "--dry-run=server", "--validate=strict", "-f", "-")
+				identity := s.kustomize(t, want.identity)
+				s.dryRun(t, identity)
+				accounts = find(t, identity, "ServiceAccount").GetName()
 			}
-			if spec.ServiceAccountName != accounts || *spec.AutomountServiceAccountToken != (want.identity != "") {
+			ds, _ := parse(t, rendered)
+			if spec := ds.Spec.Template.Spec; spec.ServiceAccountName != accounts || *spec.AutomountServiceAccountToken != (want.identity != "") {
 				t.Errorf("it has service account %q, and a token: %t; the identity has %q", spec.ServiceAccountName, *spec.AutomountServiceAccountToken, accounts)
 			}
-			out := run(t, rendered, kubectl, admin, "apply", "--dry-run=server", "--validate=strict", "-f", "-")
-			if !strings.Contains(string(out), "daemonset.apps/"+ds.Name+" created (server dry run)") {
-				t.Errorf("kubectl apply printed\n%s", out)
-			}
-
-			file := filepath.Join(t.TempDir(), "config.yaml")
-			must.OK(t, os.WriteFile(file, []byte(config), 0o644))
-			run(t, nil, binary, "config", "check", file)
-			// --help parses the flags that stand before it, and runs nothing.
-			run(t, nil, binary, append(spec.Containers[0].Args, "--help")...)
 		})
 	}
-	for _, dir := range directories(t, root) {
-		// Those for Prometheus and the network are components; see TestMonitors and
-		// TestNetworkPolicy, and TestHealthPort.
-		if _, ok := kustomizations[dir]; !ok && dir != "namespace" && dir != "network-policy" && dir != "health-port" && !strings.HasSuffix(dir, "identity") && !strings.HasPrefix(dir, "prometheus/") {
+	must.OK(t, filepath.WalkDir(s.deploy, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.Name() != "kustomization.yaml" {
+			return err
+		}
+		dir, _ := filepath.Rel(s.deploy, filepath.Dir(path)) // path is below it
+		_, tested := kustomizations[dir]
+		_, isComponent := components[dir]
+		// The rules are in TestMonitors and in suite/prometheus.
+		if !tested && !isComponent && dir != "namespace" && dir != "prometheus/rules" && !strings.HasSuffix(dir, "identity") {
 			t.Errorf("nothing tests deploy/%s", dir)
 		}
-	}
+		return nil
+	}))
 }
 
-func directories(t *testing.T, root string) (dirs []string) {
+// checkVariant checks the pod, and that the API server accepts all of it and nodeprobe
+// its configuration and arguments.
+func (s *cluster) checkVariant(t *testing.T, rendered []byte, want variant) {
 	t.Helper()
-	must.OK(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.Name() == "kustomization.yaml" {
-			dir, _ := filepath.Rel(root, filepath.Dir(path)) // path is below root
-			dirs = append(dirs, dir)
-		}
-		return err
-	}))
-	return dirs
+	ds, config := parse(t, rendered)
+	checkPod(t, &ds)
+	must.Note(t, want.also(&ds))
+	if out := s.dryRun(t, rendered); !strings.Contains(out, "daemonset.apps/"+ds.Name+" created (server dry run)") {
+		t.Errorf("kubectl apply printed\n%s", out)
+	}
+	var mode struct{ Mode string }
+	must.OK(t, yaml.Unmarshal([]byte(config), &mode))
+	if mode.Mode != want.mode {
+		t.Errorf("configuration is not in mode %s:\n%s", want.mode, config)
+	}
+	file, binary := filepath.Join(t.TempDir(), "config.yaml"), build.ProductForTest(t)
+	must.OK(t, os.WriteFile(file, []byte(config), 0o644))
+	run(t, nil, binary, "config", "check", file)
+	// --help parses the flags before it, and runs nothing.
+	run(t, nil, binary, append(ds.Spec.Template.Spec.Containers[0].Args, "--help")...)
 }
 
 func checkPod(t *testing.T, ds *appsv1.DaemonSet) {
@@ -127,7 +172,7 @@ func checkPod(t *testing.T, ds *appsv1.DaemonSet) {
 		t.Errorf("memory: request %s, limit %s", request, limit)
 	}
 	if i := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "GOMEMLIMIT" }); i < 0 {
-		t.Error("Go does not know of the memory limit")
+		t.Error("no GOMEMLIMIT")
 	} else if soft, err := resource.ParseQuantity(strings.TrimSuffix(c.Env[i].Value, "B")); err != nil || 4*soft.Value() != 3*c.Resources.Limits.Memory().Value() {
 		t.Errorf("GOMEMLIMIT is %s, %v, the memory limit %s", c.Env[i].Value, err, c.Resources.Limits.Memory())
 	}
@@ -137,15 +182,15 @@ func checkPod(t *testing.T, ds *appsv1.DaemonSet) {
 		t.Errorf("it does not tolerate every taint: %+v", spec.Tolerations)
 	}
 	if grace := spec.TerminationGracePeriodSeconds; grace == nil || *grace < 10 {
-		t.Error("it has less than 10 s to end in")
+		t.Error("it has less than 10 s to stop")
 	}
 	if spec.PriorityClassName != "system-node-critical" || !spec.HostPID || c.LivenessProbe == nil || c.ReadinessProbe == nil {
-		t.Errorf("priority, the host's PIDs or a probe are missing: %+v", spec)
+		t.Fatalf("priority, the host's PIDs or a probe are missing: %+v", spec)
 	}
-	// What a kubelet gives a probe by default, a second, is too little on a node that is
-	// thrashing; and who is restarted then takes the conditions along.
+	// A kubelet's default, a second, is too little on a node that is thrashing; a pod
+	// that is restarted then removes its conditions.
 	if c.LivenessProbe.TimeoutSeconds < 5 || c.ReadinessProbe.TimeoutSeconds < 5 {
-		t.Errorf("a probe is given up after %d and %d seconds", c.LivenessProbe.TimeoutSeconds, c.ReadinessProbe.TimeoutSeconds)
+		t.Errorf("probes time out after %d and %d seconds", c.LivenessProbe.TimeoutSeconds, c.ReadinessProbe.TimeoutSeconds)
 	}
 	if root := c.SecurityContext.ReadOnlyRootFilesystem; root == nil || !*root {
 		t.Error("the root file system is writable")
@@ -155,25 +200,10 @@ func checkPod(t *testing.T, ds *appsv1.DaemonSet) {
 			t.Errorf("mount %s is writable", m.MountPath)
 		}
 	}
-}
-
-// "make image" builds the image that the manifests are about.
-func TestImage(t *testing.T) {
-	root := build.RootForTest(t)
-	kubectl := controlplane.KubectlForTest(t)
-	makefile := must.Get(os.ReadFile(filepath.Join(root, "Makefile")))(t)
-	version := regexp.MustCompile(`(?m)^VERSION +\?= (.+)$`).FindSubmatch(makefile)
-	if version == nil {
-		t.Fatal("the Makefile has no VERSION")
-	}
-	for name, rendered := range map[string][]byte{
-		"kustomize": run(t, nil, kubectl, "kustomize", filepath.Join(root, "deploy", "base")),
-		"Helm":      run(t, nil, helm(t), "template", "nodeprobe", filepath.Join(root, "deploy", "helm", "nodeprobe")),
-	} {
-		ds, _ := parse(t, rendered)
-		if image := ds.Spec.Template.Spec.Containers[0].Image; image != "nodeprobe:"+string(version[1]) {
-			t.Errorf("%s wants %s, make builds version %s", name, image, version[1])
-		}
+	// "make image" builds the image that the manifests name.
+	makefile := must.Get(os.ReadFile(filepath.Join(build.RootForTest(t), "Makefile")))(t)
+	if version := regexp.MustCompile(`(?m)^VERSION +\?= (.+)$`).FindSubmatch(makefile); version == nil || c.Image != "nodeprobe:"+string(version[1]) {
+		t.Errorf("the image is %s, make builds version %s", c.Image, version)
 	}
 }
 
@@ -202,32 +232,40 @@ func onlyChosenNodes(ds *appsv1.DaemonSet) error {
 	return privileged(ds)
 }
 
-func serviceAccount(t *testing.T, rendered []byte) (name string) {
+func objects(t *testing.T, rendered []byte) (all []unstructured.Unstructured) {
 	t.Helper()
-	for document := range bytes.SplitSeq(rendered, []byte("\n---\n")) {
-		var object metav1.PartialObjectMetadata
-		must.OK(t, yaml.Unmarshal(document, &object))
-		if object.Kind == "ServiceAccount" {
-			name = object.Name
+	for document := range bytes.SplitSeq(append([]byte("\n"), rendered...), []byte("\n---\n")) {
+		var o unstructured.Unstructured
+		must.OK(t, yaml.Unmarshal(document, &o.Object))
+		if len(o.Object) > 0 {
+			all = append(all, o)
 		}
 	}
-	return name
+	return all
+}
+
+// find returns the first object of a kind; one without a name if there is none.
+func find(t *testing.T, rendered []byte, kind string) *unstructured.Unstructured {
+	t.Helper()
+	for _, o := range objects(t, rendered) {
+		if o.GetKind() == kind {
+			return &o
+		}
+	}
+	return &unstructured.Unstructured{Object: map[string]any{}}
+}
+
+// as decodes an object.
+func as[T any](t *testing.T, o *unstructured.Unstructured) (v T) {
+	t.Helper()
+	must.OK(t, json.Unmarshal(must.Get(json.Marshal(o.Object))(t), &v))
+	return v
 }
 
 func parse(t *testing.T, rendered []byte) (ds appsv1.DaemonSet, config string) {
 	t.Helper()
-	for document := range bytes.SplitSeq(rendered, []byte("\n---\n")) {
-		var kind struct{ Kind string }
-		must.OK(t, yaml.Unmarshal(document, &kind))
-		switch kind.Kind {
-		case "DaemonSet":
-			must.OK(t, yaml.UnmarshalStrict(document, &ds))
-		case "ConfigMap":
-			var m corev1.ConfigMap
-			must.OK(t, yaml.UnmarshalStrict(document, &m))
-			config = m.Data["config.yaml"]
-		}
-	}
+	ds = as[appsv1.DaemonSet](t, find(t, rendered, "DaemonSet"))
+	config = as[corev1.ConfigMap](t, find(t, rendered, "ConfigMap")).Data["config.yaml"]
 	if !strings.HasPrefix(ds.Name, "nodeprobe") || config == "" || len(ds.Spec.Template.Spec.Containers) != 1 {
 		t.Fatalf("no DaemonSet nodeprobe with one container and a config.yaml in\n%s", rendered)
 	}

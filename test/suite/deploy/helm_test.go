@@ -2,25 +2,22 @@ package deploy
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 
-	appsv1 "k8s.io/api/apps/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
-	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
 // helm returns a Helm of the version in modules/helm.
@@ -36,36 +33,27 @@ func helm(t *testing.T) string {
 	return file
 }
 
-// charts are the values for what the kustomizations do.
+// charts are the values that correspond to the kustomizations.
 var charts = []struct {
 	name, release  string
 	values         []string
-	kustomizations []string // the pods', and what it needs
-	also           func(*appsv1.DaemonSet) error
+	kustomizations []string // the pods', and what these need
+	components     []string
 }{
-	{"augment", "nodeprobe", nil, []string{"base", "identity"}, privileged},
-	{"observe", "nodeprobe", []string{"mode=observe"}, []string{"overlays/observe"}, privileged},
-	{"own", "nodeprobe-own", []string{"mode=own"}, []string{"overlays/own", "overlays/own/identity"}, onlyChosenNodes},
-	{"least privilege", "nodeprobe", []string{"privileged=false"}, []string{"overlays/least-privilege", "identity"}, leastPrivileged},
-	{
-		"impersonation", "nodeprobe",
-		[]string{"config.impersonateNode=true"},
-		[]string{"overlays/impersonation", "overlays/impersonation/identity"},
-		privileged,
-	},
+	{"augment", "nodeprobe", nil, []string{"base", "identity"}, nil},
+	{"observe", "nodeprobe", []string{"mode=observe"}, []string{"overlays/observe"}, nil},
+	{"own", "nodeprobe-own", []string{"mode=own"}, []string{"overlays/own", "overlays/own/identity"}, nil},
+	{"least privilege", "nodeprobe", []string{"privileged=false"}, []string{"overlays/least-privilege", "identity"}, nil},
+	{"impersonation", "nodeprobe", []string{"config.impersonateNode=true"}, []string{"overlays/impersonation", "overlays/impersonation/identity"}, nil},
+	{"network policy", "nodeprobe", []string{"networkPolicy.enabled=true"}, []string{"base", "identity"}, []string{"network-policy"}},
 }
 
-// The chart makes what the kustomizations make: Helm has no objection to it, nor has a
-// real API server, nor has nodeprobe to its configuration.
+// The chart makes what the kustomizations make. Helm accepts it, and so do a real API
+// server and nodeprobe.
 func TestHelm(t *testing.T) {
 	helm := helm(t)
-	kubectl := controlplane.KubectlForTest(t)
-	binary := build.ProductForTest(t)
-	deploy := filepath.Join(build.RootForTest(t), "deploy")
-	chart := filepath.Join(deploy, "helm", "nodeprobe")
-	cp := controlplane.StartForTest(t)
-	admin := "--kubeconfig=" + cp.AdminKubeconfig()
-	run(t, nil, kubectl, admin, "apply", "-k", filepath.Join(deploy, "namespace"))
+	s := dryRunCluster(t)
+	chart := filepath.Join(s.deploy, "helm", "nodeprobe")
 	for _, tt := range charts {
 		t.Run(tt.name, func(t *testing.T) {
 			values := []string{"--namespace=nodeprobe"}
@@ -74,35 +62,23 @@ func TestHelm(t *testing.T) {
 			}
 			run(t, nil, helm, append([]string{"lint", "--strict", chart}, values...)...)
 			rendered := run(t, nil, helm, append([]string{"template", tt.release, chart}, values...)...)
-			ds, config := parse(t, rendered)
-			checkPod(t, &ds)
-			must.Note(t, tt.also(&ds))
-			file := filepath.Join(t.TempDir(), "config.yaml")
-			must.OK(t, os.WriteFile(file, []byte(config), 0o644))
-			run(t, nil, binary, "config", "check", file)
-			run(t, rendered, kubectl, admin, "apply", "--dry-run=server", "--validate=strict", "-f", "-")
-			run(t, nil, helm, append([]string{"install", tt.release, chart, admin, "--dry-run=server"}, values...)...)
+			s.checkVariant(t, rendered, kustomizations[tt.kustomizations[0]])
+			run(t, nil, helm, append([]string{"install", tt.release, chart, "--kubeconfig=" + s.cp.AdminKubeconfig(), "--dry-run=server"}, values...)...)
 
-			want := map[string]any{}
-			for _, dir := range tt.kustomizations {
-				maps.Copy(want, essence(t, run(t, nil, kubectl, "kustomize", filepath.Join(deploy, dir))))
+			want := essence(t, s.kustomize(t, tt.kustomizations[0], tt.components...))
+			for _, dir := range tt.kustomizations[1:] {
+				maps.Copy(want, essence(t, s.kustomize(t, dir)))
 			}
 			delete(want, "Namespace nodeprobe") // Helm has --create-namespace.
-			got := essence(t, rendered)
-			if g, w := slices.Sorted(maps.Keys(got)), slices.Sorted(maps.Keys(want)); !slices.Equal(g, w) {
-				t.Fatalf("it makes\n%q, the kustomizations\n%q", g, w)
-			}
-			for name := range want {
-				if !reflect.DeepEqual(got[name], want[name]) {
-					t.Errorf("%s: got\n%s\nthe kustomization has\n%s", name, text(got[name]), text(want[name]))
-				}
+			if diff := cmp.Diff(want, essence(t, rendered)); diff != "" {
+				t.Errorf("the chart differs from the kustomizations (-kustomizations +chart):\n%s", diff)
 			}
 		})
 	}
 }
 
-// Whatever is called differently is called so wherever it is meant; what is to be
-// scraped is found.
+// A name that the values change is changed wherever it occurs; the pods are found by
+// what scrapes them.
 func TestHelmNames(t *testing.T) {
 	helm := helm(t)
 	deploy := filepath.Join(build.RootForTest(t), "deploy")
@@ -118,16 +94,13 @@ func TestHelmNames(t *testing.T) {
 		t.Error("the policy does not allow the condition that is configured")
 	}
 	ds, config := parse(t, rendered)
-	if port := ds.Spec.Template.Spec.Containers[0].Ports[0].ContainerPort; port != 9999 {
-		t.Errorf("the port is %d", port)
-	}
+	checkHealthPort(t, rendered)
 	c := &ds.Spec.Template.Spec.Containers[0]
-	checkHealthPort(t, c)
+	if port, last := c.Ports[0].ContainerPort, c.Args[len(c.Args)-1]; port != 9999 || last != "--kubelet-config=/etc/kubelet.yaml" {
+		t.Errorf("the port is %d, the last argument %s", port, last)
+	}
 	if !strings.Contains(config, `webHealthListenAddress: :9733`) {
 		t.Errorf("no port for probes is served:\n%s", config)
-	}
-	if last := c.Args[len(c.Args)-1]; last != "--kubelet-config=/etc/kubelet.yaml" {
-		t.Errorf("the last argument is %s", last)
 	}
 	for _, o := range objects(t, rendered) {
 		if name := o.GetName(); o.GetKind() != "ServiceAccount" && name != "nodeprobe-b" && !strings.HasPrefix(name, "nodeprobe-b-") {
@@ -143,10 +116,9 @@ func TestHelmNames(t *testing.T) {
 				t.Errorf("it lets in by %s of %v", ports, ingress)
 			}
 		case "PodMonitor":
-			selector, _, _ := unstructured.NestedStringMap(o.Object, "spec", "selector", "matchLabels")
-			job, _, _ := unstructured.NestedString(o.Object, "spec", "jobLabel")
-			if labels := ds.Spec.Template.Labels; !within(selector, labels) || labels[job] != "nodeprobe" {
-				t.Errorf("it selects %v and names the job by %s; the pods have %v", selector, job, labels)
+			m, labels := as[monitor](t, &o).Spec, ds.Spec.Template.Labels
+			if !within(m.Selector.MatchLabels, labels) || labels[m.JobLabel] != "nodeprobe" {
+				t.Errorf("it selects %+v; the pods have %v", m, labels)
 			}
 			endpoints, _, _ := unstructured.NestedSlice(o.Object, "spec", "podMetricsEndpoints")
 			relabelings := []any{map[string]any{"sourceLabels": []any{"__meta_kubernetes_pod_node_name"}, "targetLabel": "instance"}}
@@ -162,56 +134,32 @@ func TestHelmNames(t *testing.T) {
 	}
 }
 
-// Installed, the chart's policies hold the pods to their own nodes and to the conditions
-// that are configured; uninstalled, nothing of it is left.
+// Installed, the chart's policies limit the pods to their own nodes and to the
+// conditions that are configured; uninstalled, nothing of it is left.
 func TestHelmInstalled(t *testing.T) {
 	helm := helm(t)
-	s := newStage(t, "namespace")
+	s := newCluster(t, "", "namespace")
 	release := []string{"nodeprobe", "--namespace=nodeprobe", "--kubeconfig=" + s.cp.AdminKubeconfig()}
-	run(t, nil, helm, append([]string{"install"}, append(release, filepath.Join(build.RootForTest(t), "deploy", "helm", "nodeprobe"),
-		"--set=serviceAccount.name=reporter", `--set-json=config.conditions={"example.com/Ours":{"when":["DiskPressure"]}}`)...)...)
+	run(t, nil, helm, append([]string{
+		"install", "--set=serviceAccount.name=reporter", `--set-json=config.conditions={"example.com/Ours":{"when":["DiskPressure"]}}`,
+	}, release[0], filepath.Join(s.deploy, "helm", "nodeprobe"), release[1], release[2])...)
 	onA := s.client(s.config(s.pod("a")))
 	s.waitPolicies(onA, "nodeprobe-node", "nodeprobe-event")
-	const ours, others = `"type":"example.com/Ours","status":"False","reason":"DiskIsSufficient"`, `"type":"example.com/Problem3","status":"True"`
-	for _, tt := range []struct{ node, condition, want string }{
-		{"a", ourCondition, ""},
-		{"a", ours, ""},
-		{"a", others, "nodeprobe may not add, change or remove conditions of others: example.com/Problem3"},
-		{"b", ourCondition, "nodeprobe on node a may not write node b"},
-	} {
-		err := patchStatus(t, onA, tt.node, conditionPatch(tt.condition), metav1.PatchOptions{})
-		if tt.want != "" {
-			err = wantError(err, tt.want)
-		}
-		if err != nil {
-			t.Errorf("on node %s, %s: %v", tt.node, tt.condition, err)
-		}
-	}
+	check(t, []request{
+		{"its own", onA, merge, "nodes/a/status", status(ourCondition), ""},
+		{"a configured one", onA, merge, "nodes/a/status", status(`"type":"example.com/Ours","status":"False","reason":"DiskIsSufficient"`), ""},
+		{
+			"another's", onA, merge, "nodes/a/status", status(`"type":"example.com/Problem3","status":"True"`),
+			"nodeprobe may not add, change or remove conditions of others: example.com/Problem3",
+		},
+		{"another node", onA, merge, "nodes/b/status", status(ourCondition), "nodeprobe on node a may not write node b"},
+	})
 
 	run(t, nil, helm, append([]string{"uninstall"}, release...)...)
 	const kinds = "validatingadmissionpolicies,validatingadmissionpolicybindings,clusterroles,clusterrolebindings,roles,rolebindings,daemonsets,configmaps,serviceaccounts"
-	s.eventually("all is gone", func() error {
-		if left := s.run("get", kinds, "--all-namespaces", "--selector=app.kubernetes.io/managed-by=Helm", "--output=name"); left != "" {
-			return errors.New(left)
-		}
-		return nil
+	stage.Until(t, "all is gone", func() bool {
+		return s.run("get", kinds, "--all-namespaces", "--selector=app.kubernetes.io/managed-by=Helm", "--output=name") == ""
 	})
-}
-
-// However a web configuration file is named, probes do not need what it asks for.
-func TestHelmProbes(t *testing.T) {
-	helm := helm(t)
-	chart := filepath.Join(build.RootForTest(t), "deploy", "helm", "nodeprobe")
-	for _, set := range []string{
-		"config.webConfigFile=/x", "probes.scheme=HTTPS,config.webConfigFile=/x",
-		"extraArgs={--web.config.file=/x}", `extraArgs={--table=off,--web.config.file,/x}`,
-	} {
-		ds, config := parse(t, run(t, nil, helm, "template", "nodeprobe", chart, "--set="+set))
-		checkHealthPort(t, &ds.Spec.Template.Spec.Containers[0])
-		if !strings.Contains(config, "webHealthListenAddress: :9733") {
-			t.Errorf("%s: no port for probes is served:\n%s", set, config)
-		}
-	}
 }
 
 // Values that cannot work are refused before anything is installed.
@@ -239,20 +187,8 @@ func TestHelmRefuses(t *testing.T) {
 	}
 }
 
-func objects(t *testing.T, rendered []byte) (all []unstructured.Unstructured) {
-	t.Helper()
-	for document := range bytes.SplitSeq(append([]byte("\n"), rendered...), []byte("\n---\n")) {
-		var o unstructured.Unstructured
-		must.OK(t, yaml.Unmarshal(document, &o.Object))
-		if len(o.Object) > 0 {
-			all = append(all, o)
-		}
-	}
-	return all
-}
-
-// essence is what each of the objects does, by kind and name: apart from labels, and
-// from what follows from the tool that rendered it.
+// essence returns the objects by kind and name, without labels and without what
+// depends on the tool that rendered them.
 func essence(t *testing.T, rendered []byte) map[string]any {
 	t.Helper()
 	all := map[string]any{}
@@ -267,6 +203,8 @@ func essence(t *testing.T, rendered []byte) map[string]any {
 			var fields any
 			must.OK(t, yaml.Unmarshal([]byte(config), &fields))
 			o.Object["data"] = fields
+		case "NetworkPolicy": // the chart's also selects by the release's label
+			delete(o.Object["spec"].(map[string]any), "podSelector")
 		case "DaemonSet":
 			spec := o.Object["spec"].(map[string]any)
 			delete(spec, "selector")
@@ -280,12 +218,4 @@ func essence(t *testing.T, rendered []byte) map[string]any {
 		all[o.GetKind()+" "+name] = o.Object
 	}
 	return all
-}
-
-func text(v any) string {
-	out, err := yaml.Marshal(v)
-	if err != nil {
-		return err.Error()
-	}
-	return string(out)
 }
