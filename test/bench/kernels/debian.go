@@ -38,21 +38,6 @@ var all = []kernel{
 
 func (k kernel) String() string { return k.arch + "-" + k.release }
 
-// choose returns the named kernels, all of them without names.
-func choose(p *program.P, names []string) (chosen []kernel) {
-	for _, name := range names {
-		i := slices.IndexFunc(all, func(k kernel) bool { return k.String() == name })
-		if i < 0 {
-			p.Fatalf("no kernel %q; there are %v", name, all)
-		}
-		chosen = append(chosen, all[i])
-	}
-	if len(names) == 0 {
-		return all
-	}
-	return chosen
-}
-
 // image is an unpacked kernel package, reduced to what a guest needs.
 type image struct {
 	dir     string

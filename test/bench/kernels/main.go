@@ -19,6 +19,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 
 	"github.com/nodeprobe/nodeprobe/test/bench/program"
@@ -51,7 +52,11 @@ func run(p *program.P) {
 	p.Flags.BoolVar(&b.update, "update", false, "look for newer packages than those in the cache")
 	p.Flags.BoolVar(&b.verbose, "v", false, "print what the guests write to their console")
 	types := p.Flags.String("types", "", "test nothing, but write each kernel's BTF, and this machine's, to `directory`")
-	kernels := choose(p, p.ParseNames())
+	names := p.ParseNames()
+	kernels := slices.DeleteFunc(slices.Clone(all), func(k kernel) bool { return len(names) > 0 && !slices.Contains(names, k.String()) })
+	if len(names) > 0 && len(kernels) != len(names) {
+		p.Fatalf("no kernel for one of %q; there are %v", names, all)
+	}
 	b.root, b.cache, b.scratch = build.RootForTest(p), cacheDir(p), p.TempDir()
 	if *types != "" {
 		b.collectTypes(kernels, *types)
