@@ -1,9 +1,7 @@
 package cluster
 
 import (
-	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"strings"
@@ -17,77 +15,66 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
-	"github.com/nodeprobe/nodeprobe/test/harness/build"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
 const (
-	besideNode = "beside"
-	besideUser = "beside-nodeprobe"
-	foreign    = "example.com/Foreign"
-	ourDisk    = "nodeprobe.dev/DiskPressure"
+	foreign = "example.com/Foreign"
+	ourDisk = "nodeprobe.dev/DiskPressure"
 )
 
-var builtIn = []corev1.NodeConditionType{corev1.NodeReady, corev1.NodeMemoryPressure, corev1.NodeDiskPressure, corev1.NodePIDPressure}
-
 // A kubelet's conditions flip ten times a second, and ours do as often as they may:
-// none of its is ever other than it wrote, and a third writer's stays. Here nodeprobe
-// may write whatever it likes, so that nothing but itself keeps it from doing so.
+// all of its remain as it wrote them, and so does a third writer's. The API server
+// allows nodeprobe every write.
 func TestBeside(t *testing.T) {
 	disk := pressure.Disk(t, 64)
-	cp := controlplane.StartExclusive(t, controlplane.Options{AuditLog: true})
-	begin := time.Now()
-	k := newKubeletWriter(t, cp)
-	history := nodewatch.FollowForTest(t, cp.Client(), besideNode)
-	kubeconfig := must.Get(cp.Kubeconfig(besideUser, "system:masters"))(t)
-	a := agent.StartForTest(t, agent.Spec{
-		Binary: build.ProductForTest(t), Dir: t.TempDir(), NodeName: besideNode, Kubeconfig: kubeconfig,
-		Config: agent.Own().With(agent.Config{
-			"mode": "augment", "rootDirectory": disk.Dir,
-			"evictionHard":                     agent.Hard(map[string]string{"nodefs.available": "20Mi"}),
-			"evictionPressureTransitionPeriod": "0s", "conditionHeartbeat": "10s",
-		}),
+	n := stage.New(t, controlplane.StartExclusive(t, controlplane.Options{AuditLog: true}), agent.Config{
+		"mode": "augment", "rootDirectory": disk.Dir, "evictionHard": agent.Hard(map[string]string{"nodefs.available": "20Mi"}),
+		"evictionPressureTransitionPeriod": "0s", "conditionHeartbeat": "10s",
 	})
+	const user = "beside-nodeprobe"
+	n.Spec.Kubeconfig = must.Get(n.CP.Kubeconfig(user, "system:masters"))(t)
+	begin := time.Now()
+	k := &kubeletWriter{t: t, client: n.AsNode(), wrote: map[string]corev1.ConditionStatus{}}
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name}}
+	must.Get(k.client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{FieldManager: "kubelet"}))(t)
+	third := fmt.Appendf(nil, `{"status":{"conditions":[{"type":%q,"status":"True","reason":"Foreign"}]}}`, foreign)
+	must.Get(n.Client.CoreV1().Nodes().PatchStatus(t.Context(), n.Name, third))(t)
+	history := n.Follow()
+	a := n.Start()
 
-	ctx, cancel := context.WithTimeout(t.Context(), *besideFor)
-	defer cancel()
-	flips := make(chan int)
-	go func() { flips <- flip(ctx, disk, history) }()
-	k.run(ctx)
-	flipped := <-flips
+	// The filesystem fills or empties each time that our condition has followed.
+	flips, next := 0, corev1.ConditionTrue
+	must.OK(t, disk.Fill(10<<20))
+	for end := time.Now().Add(*besideFor); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+		k.write(n.Name)
+		if !nodewatch.Has(ourDisk, next)(history.Last()) {
+			continue
+		}
+		flips++
+		if next == corev1.ConditionTrue {
+			must.OK(t, disk.Empty())
+			next = corev1.ConditionFalse
+		} else {
+			must.OK(t, disk.Fill(10<<20))
+			next = corev1.ConditionTrue
+		}
+	}
 	a.Stop()
-	t.Logf("the kubelet wrote %d times; ours flipped %d times", len(k.wrote), flipped)
-	if flipped < 2 || len(k.wrote) < 10 {
-		t.Error("that is no dance")
+	t.Logf("the kubelet wrote %d times; ours flipped %d times", len(k.wrote), flips)
+	if flips < 2 || len(k.wrote) < 10 {
+		t.Error("these are too few")
 	}
-	// What was the kubelet's last word still is, once the watch has told.
-	k.write(t.Context())
-	must.Get(history.Wait(within(t, ours), begin, func(n *corev1.Node) bool { return n.ResourceVersion == k.last }))(t)
+	k.write(n.Name)
+	stage.Until(t, "the last version is seen", func() bool { return history.Last().ResourceVersion == k.last })
 	k.wantKept(history.All())
-	wantOnlyOurs(t, cp, besideUser, besideNode, begin)
-	if lease, err := cp.Client().CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(t.Context(), besideNode, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+	wantOnlyOurs(t, n.CP, user, n.Name, begin)
+	if lease, err := n.Lease(); !apierrors.IsNotFound(err) {
 		t.Errorf("there is a Lease: %+v, %v", lease, err)
-	}
-}
-
-// flip fills and empties the filesystem until ctx ends, each time when our condition
-// has followed, and returns how often it has.
-func flip(ctx context.Context, disk *pressure.Filesystem, history *nodewatch.History) (n int) {
-	for ; ; n++ {
-		status, do := corev1.ConditionTrue, func() error { return disk.Fill(10 << 20) }
-		if n%2 == 1 {
-			status, do = corev1.ConditionFalse, disk.Empty
-		}
-		since := time.Now()
-		if err := do(); err != nil {
-			return n
-		}
-		if _, err := history.Wait(ctx, since, nodewatch.Has(ourDisk, status)); err != nil {
-			return n
-		}
 	}
 }
 
@@ -95,40 +82,13 @@ func flip(ctx context.Context, disk *pressure.Filesystem, history *nodewatch.His
 type kubeletWriter struct {
 	t      *testing.T
 	client kubernetes.Interface
-	// wrote is the status that all of the conditions were given, by the Node's
-	// resource version; last is the latest of those.
+	// wrote is the status of all of the conditions, by the Node's resource version;
+	// last is the latest of those.
 	wrote map[string]corev1.ConditionStatus
 	last  string
 }
 
-func newKubeletWriter(t *testing.T, cp *controlplane.ControlPlane) *kubeletWriter {
-	t.Helper()
-	user, groups := controlplane.NodeUser(besideNode)
-	config := cp.ConfigFor(user, groups...)
-	client := must.Get(kubernetes.NewForConfig(config))(t)
-	k := &kubeletWriter{t: t, client: client, wrote: map[string]corev1.ConditionStatus{}}
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: besideNode, Labels: map[string]string{"a": "b"}}}
-	must.Get(client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{FieldManager: "kubelet"}))(t)
-	k.write(t.Context())
-	third := fmt.Appendf(nil, `{"status":{"conditions":[{"type":%q,"status":"True","reason":"Foreign"}]}}`, foreign)
-	must.Get(cp.Client().CoreV1().Nodes().PatchStatus(t.Context(), besideNode, third))(t)
-	return k
-}
-
-func (k *kubeletWriter) run(ctx context.Context) {
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			k.write(k.t.Context()) // to the end, so that what came of it is known
-		}
-	}
-}
-
-func (k *kubeletWriter) write(ctx context.Context) {
+func (k *kubeletWriter) write(name string) {
 	k.t.Helper()
 	status := corev1.ConditionTrue
 	if k.wrote[k.last] == status {
@@ -136,55 +96,44 @@ func (k *kubeletWriter) write(ctx context.Context) {
 	}
 	now := metav1.Now()
 	var conditions []corev1.NodeCondition
-	for _, kind := range builtIn {
+	for _, kind := range stage.BuiltIn {
 		conditions = append(conditions, corev1.NodeCondition{
 			Type: kind, Status: status, Reason: "Kubelet" + string(status), LastHeartbeatTime: now, LastTransitionTime: now,
 		})
 	}
 	patch := must.Get(json.Marshal(map[string]any{"status": map[string]any{"conditions": conditions}}))(k.t)
-	node := must.Get(k.client.CoreV1().Nodes().Patch(ctx, besideNode, types.StrategicMergePatchType, patch, metav1.PatchOptions{FieldManager: "kubelet"}, "status"))(k.t)
+	opts := metav1.PatchOptions{FieldManager: "kubelet"}
+	node := must.Get(k.client.CoreV1().Nodes().Patch(k.t.Context(), name, types.StrategicMergePatchType, patch, opts, "status"))(k.t)
 	k.last = node.ResourceVersion
 	k.wrote[k.last] = status
 }
 
+// wantKept checks that the conditions of others change only in the versions that the
+// kubelet wrote, and are then as it wrote them.
 func (k *kubeletWriter) wantKept(all []nodewatch.Sighting) {
 	k.t.Helper()
-	seen := maps.Clone(k.wrote)
+	missing := maps.Clone(k.wrote)
 	var before map[corev1.NodeConditionType]corev1.NodeCondition
 	for _, s := range all {
-		now := map[corev1.NodeConditionType]corev1.NodeCondition{}
+		version, now := s.Node.ResourceVersion, map[corev1.NodeConditionType]corev1.NodeCondition{}
 		for _, c := range s.Node.Status.Conditions {
 			if !strings.HasPrefix(string(c.Type), "nodeprobe.dev/") {
 				now[c.Type] = c
 			}
 		}
-		if err := k.kept(s.Node.ResourceVersion, before, now); err != nil {
-			k.t.Errorf("version %s: %v; before: %+v; now: %+v", s.Node.ResourceVersion, err, before, now)
+		status, byKubelet := k.wrote[version]
+		if _, ok := now[foreign]; !ok || !byKubelet && before != nil && !maps.Equal(before, now) {
+			k.t.Errorf("version %s: conditions of others have changed; before: %+v; now: %+v", version, before, now)
 		}
-		delete(seen, s.Node.ResourceVersion)
-		before = now
-	}
-	// The first was written before anybody looked.
-	if len(seen) > 1 {
-		k.t.Errorf("%d of %d versions were not seen", len(seen), len(k.wrote))
-	}
-}
-
-// kept returns what is wrong with the conditions of others in a version of the Node.
-func (k *kubeletWriter) kept(version string, before, now map[corev1.NodeConditionType]corev1.NodeCondition) error {
-	status, byKubelet := k.wrote[version]
-	if !byKubelet && before != nil && !maps.Equal(before, now) {
-		return errors.New("conditions have changed that nobody wrote")
-	}
-	if byKubelet {
-		for _, kind := range builtIn {
-			if now[kind].Status != status {
-				return fmt.Errorf("%s is not what the kubelet wrote", kind)
+		for _, kind := range stage.BuiltIn {
+			if byKubelet && now[kind].Status != status {
+				k.t.Errorf("version %s: %s is not as the kubelet wrote it: %+v", version, kind, now[kind])
 			}
 		}
+		delete(missing, version)
+		before = now
 	}
-	if _, ok := now[foreign]; !ok {
-		return errors.New("the third writer's condition is lost")
+	if len(missing) > 0 {
+		k.t.Errorf("%d of %d versions were not seen", len(missing), len(k.wrote))
 	}
-	return nil
 }

@@ -1,7 +1,6 @@
 package cluster
 
 import (
-	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -25,16 +24,15 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
-// oomKill has a pod take more memory than it may, and wants nodeprobe to say which
-// pod it was.
-func (s *scene) oomKill(t *testing.T) {
-	t.Helper()
+// oomKill has a pod take more memory than it may; nodeprobe must report which pod.
+func (s *scene) oomKill() {
+	s.t.Helper()
 	pods := s.client.CoreV1().Pods(metav1.NamespaceDefault)
 	no := false
 	limit := corev1.ResourceList{corev1.ResourceMemory: resource.MustParse("48Mi")}
 	var pod *corev1.Pod
-	s.eventually(t, "there is a pod", func() (err error) { // its ServiceAccount may have to come first
-		pod, err = pods.Create(t.Context(), &corev1.Pod{
+	stage.Eventually(s.t, "there is a pod", func() (err error) { // its ServiceAccount may have to come first
+		pod, err = pods.Create(s.t.Context(), &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{GenerateName: "hungry-"},
 			Spec: corev1.PodSpec{
 				HostNetwork: true, RestartPolicy: corev1.RestartPolicyNever, AutomountServiceAccountToken: &no,
@@ -44,102 +42,68 @@ func (s *scene) oomKill(t *testing.T) {
 		return err
 	})
 	container := ""
-	s.eventually(t, "its process is killed", func() error {
-		now, err := pods.Get(t.Context(), pod.Name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		for _, c := range now.Status.ContainerStatuses {
+	stage.Until(s.t, "its process is killed", func() bool {
+		for _, c := range must.Get(pods.Get(s.t.Context(), pod.Name, metav1.GetOptions{}))(s.t).Status.ContainerStatuses {
 			if c.State.Terminated != nil && c.State.Terminated.Reason == "OOMKilled" {
 				container = strings.TrimPrefix(c.ContainerID, "containerd://")
-				return nil
 			}
 		}
-		return fmt.Errorf("it is %+v", now.Status)
+		return container != ""
 	})
 	want := fmt.Sprintf(", pod: default/%s (%s), container: eater (%s)", pod.Name, pod.UID, container)
-	s.eventually(t, "an Event says"+want, func() error {
-		list, err := s.client.CoreV1().Events("").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.kind=Node,involvedObject.name=" + nodeName})
-		if err != nil {
-			return err
+	opts := metav1.ListOptions{FieldSelector: "reason=OOMKilling,involvedObject.kind=Node,involvedObject.name=" + nodeName}
+	stage.Eventually(s.t, "an Event ends with"+want, func() error {
+		list := must.Get(s.client.CoreV1().Events("").List(s.t.Context(), opts))(s.t)
+		if !slices.ContainsFunc(list.Items, func(e corev1.Event) bool { return strings.HasSuffix(e.Message, want) }) {
+			return fmt.Errorf("there are only %+v", list.Items)
 		}
-		var others []string
-		for _, e := range list.Items {
-			if e.Reason == "OOMKilling" && strings.HasSuffix(e.Message, want) {
-				t.Log(e.Message)
-				return nil
-			}
-			others = append(others, e.Reason+" "+e.Message)
-		}
-		return errors.New("there are only " + strings.Join(others, "; "))
+		return nil
 	})
-	must.OK(t, pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{}))
+	must.OK(s.t, pods.Delete(s.t.Context(), pod.Name, metav1.DeleteOptions{}))
 }
 
-// wantHealthy wants the pod never to have been restarted or evicted, and to see as
-// much as a process of the host's.
-func (s *scene) wantHealthy(t *testing.T, pod *corev1.Pod) {
-	t.Helper()
-	now := must.Get(s.client.CoreV1().Pods(namespace).Get(t.Context(), pod.Name, metav1.GetOptions{}))(t)
+// wantHealthy checks that the pod was never restarted or evicted, and that it uses BPF.
+func (s *scene) wantHealthy(pod *corev1.Pod) {
+	s.t.Helper()
+	now := must.Get(s.client.CoreV1().Pods(namespace).Get(s.t.Context(), pod.Name, metav1.GetOptions{}))(s.t)
 	if now.UID != pod.UID || now.Status.Phase != corev1.PodRunning || now.Status.ContainerStatuses[0].RestartCount > 0 {
-		t.Errorf("the pod has not lasted: %+v", now.Status)
+		s.t.Errorf("the pod has not lasted: %+v", now.Status)
 	}
-	for series, value := range must.Get(agent.ReadMetrics(t.Context(), s.metricsAddress()))(t) {
-		switch {
-		case strings.HasPrefix(series, "nodeprobe_tier_info"):
-			t.Log(series)
-			if !strings.Contains(series, `tier="bpf"`) {
-				t.Errorf("not all of the kernel's help is used: %s", series)
-			}
-		case strings.HasPrefix(series, "nodeprobe_bpf_hook"):
-			t.Log(series, value)
+	for series, value := range must.Get(agent.ReadMetrics(s.t.Context(), s.metricsAddress()))(s.t) {
+		if strings.HasPrefix(series, "nodeprobe_tier_info") && !strings.Contains(series, `tier="bpf"`) {
+			s.t.Errorf("BPF is not used: %s, %v", series, value)
 		}
 	}
 }
 
-func (s *scene) bpfPrograms(t *testing.T, pod *corev1.Pod) (ids []uint32) {
-	t.Helper()
-	pids := must.Get(processesOf(s.dir, string(pod.UID)))(t)
-	for _, pid := range pids {
-		for _, name := range must.Get(filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid)))(t) {
-			file, err := os.Open(name)
-			if err != nil {
-				continue // closed meanwhile
-			}
-			for lines := bufio.NewScanner(file); lines.Scan(); {
+func (s *scene) bpfPrograms(pod *corev1.Pod) (ids []uint32) {
+	s.t.Helper()
+	for pid, where := range leftovers(s.t, s.dir) {
+		if !strings.Contains(where, string(pod.UID)) {
+			continue
+		}
+		for _, name := range must.Get(filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid)))(s.t) {
+			text, _ := os.ReadFile(name) // fails if closed meanwhile
+			for line := range strings.Lines(string(text)) {
 				var id uint32
-				if _, err := fmt.Sscanf(lines.Text(), "prog_id: %d", &id); err == nil {
+				if _, err := fmt.Sscanf(line, "prog_id: %d", &id); err == nil {
 					ids = append(ids, id)
 				}
 			}
-			file.Close()
 		}
 	}
-	slices.Sort(ids)
-	ids = slices.Compact(ids) // one for its link and one for itself
-	t.Logf("processes %v hold BPF programs %v", pids, ids)
 	if len(ids) == 0 {
-		t.Error("the pod has no BPF program")
+		s.t.Error("the pod has no BPF program")
 	}
 	return ids
 }
 
-func processesOf(dir, uid string) (pids []int, err error) {
-	left, err := leftovers(dir)
-	for pid, where := range left {
-		if strings.Contains(where, uid) {
-			pids = append(pids, pid)
-		}
-	}
-	return pids, err
-}
-
 // wantUnloaded wants the kernel to have none of the programs any more.
-func (s *scene) wantUnloaded(t *testing.T, programs []uint32) {
-	t.Helper()
+func (s *scene) wantUnloaded(programs []uint32) {
+	s.t.Helper()
 	const bpfProgGetFDByID = 13
 	for _, id := range programs {
-		s.eventually(t, "BPF program "+strconv.Itoa(int(id))+" is unloaded", func() error {
+		stage.Eventually(s.t, "BPF program "+strconv.Itoa(int(id))+" is unloaded", func() error {
 			attr := [4]uint32{id}
 			fd, _, errno := unix.Syscall(unix.SYS_BPF, bpfProgGetFDByID, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr))
 			if errno == unix.ENOENT {
@@ -155,19 +119,14 @@ func (s *scene) wantUnloaded(t *testing.T, programs []uint32) {
 
 const identity = "system:serviceaccount:nodeprobe:nodeprobe"
 
-// wantOnlyOurs reads in the API server's audit log what a user has written since a
-// time: conditions of ours and Events, and all of it was allowed.
+// wantOnlyOurs checks in the API server's audit log what nodeprobe has written since a
+// time: its conditions and Events, as user, and all of it was allowed.
 func wantOnlyOurs(t *testing.T, cp *controlplane.ControlPlane, user, node string, since time.Time) {
 	t.Helper()
-	all := must.Get(cp.AuditEvents())(t)
 	patches, events := 0, 0
-	for _, e := range all {
-		if e.User.Username != user || e.RequestReceivedTimestamp.Before(since) || e.Reads() {
-			continue
-		}
-		t.Logf("%s %s %s: %d %s", e.RequestReceivedTimestamp.Format("15:04:05.000"), e.Verb, e.RequestURI, e.ResponseStatus.Code, summary(e))
-		if e.ResponseStatus.Code/100 != 2 {
-			t.Errorf("%s %s: %d", e.Verb, e.RequestURI, e.ResponseStatus.Code)
+	for _, e := range stage.Writes(t, cp, "nodeprobe", since) {
+		if e.ResponseStatus.Code/100 != 2 || e.User.Username != user {
+			t.Errorf("%s %s by %s: %d", e.Verb, e.RequestURI, e.User.Username, e.ResponseStatus.Code)
 		}
 		switch e.Request() {
 		case "create events", "patch events":
@@ -181,55 +140,31 @@ func wantOnlyOurs(t *testing.T, cp *controlplane.ControlPlane, user, node string
 			t.Errorf("%s %s", e.Request(), e.RequestURI)
 		}
 	}
-	t.Logf("%s: %d patches of conditions, %d Events", user, patches, events)
 	if patches == 0 || events == 0 {
 		t.Errorf("the audit log has %d patches and %d Events", patches, events)
 	}
 }
 
-// wantOwns wants the API server to count nothing of the Node as ours but conditions
-// of ours.
-func wantOwns(t *testing.T, node *corev1.Node) {
-	t.Helper()
+// wantOwns checks that nodeprobe owns, of the Node's fields, its conditions and no other.
+func (s *scene) wantOwns() {
+	s.t.Helper()
 	found := false
-	for _, m := range node.ManagedFields {
+	for _, m := range s.node().ManagedFields {
 		if m.Manager != "nodeprobe" {
 			continue
 		}
 		found = true
 		var fields map[string]map[string]map[string]any
-		must.OK(t, json.Unmarshal(m.FieldsV1.GetRawBytes(), &fields))
-		conditions := fields["f:status"]["f:conditions"]
-		if len(fields) != 1 || len(fields["f:status"]) != 1 {
-			t.Errorf("more of the Node than conditions is ours: %s", m.FieldsV1.GetRawString())
+		must.OK(s.t, json.Unmarshal(m.FieldsV1.GetRawBytes(), &fields))
+		foreign := len(fields) != 1 || len(fields["f:status"]) != 1
+		for key := range fields["f:status"]["f:conditions"] {
+			foreign = foreign || !strings.HasPrefix(key, `k:{"type":"nodeprobe.dev/`)
 		}
-		for key := range conditions {
-			if !strings.HasPrefix(key, `k:{"type":"nodeprobe.dev/`) {
-				t.Errorf("%s is ours", key)
-			}
+		if foreign {
+			s.t.Errorf("nodeprobe owns more of the Node than its conditions: %s", m.FieldsV1.GetRawString())
 		}
 	}
 	if !found {
-		t.Error("nothing of the Node is ours")
+		s.t.Error("nodeprobe owns nothing of the Node")
 	}
-}
-
-func summary(e controlplane.AuditEvent) string {
-	var body struct {
-		Status struct {
-			Conditions []struct {
-				Type, Status string
-				Patch        string `json:"$patch"`
-			}
-		}
-		Reason, Message string
-	}
-	if json.Unmarshal(e.RequestObject, &body) != nil {
-		return ""
-	}
-	var words []string
-	for _, c := range body.Status.Conditions {
-		words = append(words, strings.TrimPrefix(c.Type, "nodeprobe.dev/")+"="+c.Status+c.Patch)
-	}
-	return strings.Join(words, " ") + body.Reason + " " + body.Message
 }

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -26,8 +27,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 	"github.com/nodeprobe/nodeprobe/test/harness/process"
-	"github.com/nodeprobe/nodeprobe/test/harness/prometheus"
-	"github.com/nodeprobe/nodeprobe/test/harness/wait"
+	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
 
 const (
@@ -42,19 +42,18 @@ const (
 
 // scene is a cluster of one node.
 type scene struct {
-	t          *testing.T
-	root       string // of the checkout
-	dir        string
-	cp         *controlplane.ControlPlane
-	client     kubernetes.Interface
-	kubectl    string
-	runtime    *containerd.Containerd
-	disk       *pressure.Filesystem // what nodefs is on
-	loads      []*pressure.Load
-	seen       *nodewatch.History
-	prometheus *prometheus.Server
-	ip         string // the node's
-	port       int    // of nodeprobe's metrics
+	t       *testing.T
+	root    string // of the checkout
+	dir     string
+	cp      *controlplane.ControlPlane
+	client  kubernetes.Interface
+	kubectl string
+	runtime *containerd.Containerd
+	disk    *pressure.Filesystem // what nodefs is on
+	loads   []*pressure.Load
+	seen    *nodewatch.History
+	ip      string // the node's
+	port    int    // of nodeprobe's metrics
 }
 
 // newStage starts a cluster. All that it consists of is stopped in the end, and it
@@ -66,10 +65,9 @@ func newStage(t *testing.T) *scene {
 	kubelet.Build(t)
 	s.kubectl = controlplane.KubectlForTest(t)
 	pause := filepath.Join(s.dir, "pause")
-	s.run(t, []string{"CGO_ENABLED=0"}, "go", "build", "-C", filepath.Join(s.root, "test", "suite", "cluster", "pause"), "-o", pause, ".")
-	t.Log(s.run(t, nil, "make", "--no-print-directory", "-C", s.root, "image", "PREFIX="+s.dir, "VERSION="+imageTag))
-	ports := must.Get(process.FreePorts(1))(s.t)
-	s.port = ports[0]
+	s.run("env", "CGO_ENABLED=0", "go", "build", "-C", filepath.Join(s.root, "test", "suite", "cluster", "pause"), "-o", pause, ".")
+	s.run("make", "--no-print-directory", "-C", s.root, "image", "PREFIX="+s.dir, "VERSION="+imageTag)
+	s.port = must.Get(process.FreePorts(1))(t)[0]
 
 	s.cp = controlplane.StartExclusive(t, controlplane.Options{Controllers: true, AuditLog: true})
 	s.client = s.cp.Client()
@@ -79,7 +77,7 @@ func newStage(t *testing.T) *scene {
 	s.disk = pressure.Disk(t, 1024)
 	s.seen = nodewatch.FollowForTest(t, s.client, nodeName)
 	s.startKubelet()
-	s.wait(t, patience, time.Time{}, nodewatch.Has(corev1.NodeReady, corev1.ConditionTrue))
+	s.wait(patience, time.Time{}, nodewatch.Has(corev1.NodeReady, corev1.ConditionTrue))
 	return s
 }
 
@@ -88,7 +86,7 @@ func (s *scene) rootDir() string { return filepath.Join(s.disk.Dir, "kubelet") }
 // startKubelet starts one that runs pods, each in cgroups below our own.
 func (s *scene) startKubelet() {
 	cgroup := cgroupName(s.dir)
-	for _, dir := range must.Get(cgroupDirs(cgroup))(s.t) {
+	for _, dir := range cgroupDirs(s.t, cgroup) {
 		must.OK(s.t, os.Mkdir(dir, 0o755))
 	}
 	s.loads = pressure.Loads(s.t, s.disk)
@@ -109,51 +107,42 @@ func (s *scene) startKubelet() {
 
 // wantNothingLeft waits until the kubelet and containerd have let go of all pods.
 func (s *scene) wantNothingLeft() {
-	s.eventually(s.t, "nothing is left of the pods", func() error {
-		left, err := leftovers(s.dir)
-		for _, what := range left {
+	stage.Eventually(s.t, "nothing is left of the pods", func() error {
+		var err error
+		for _, what := range leftovers(s.t, s.dir) {
 			err = errors.Join(err, errors.New(what))
 		}
-		mountinfo, readErr := os.ReadFile("/proc/self/mountinfo")
-		for line := range strings.Lines(string(mountinfo)) {
+		for line := range strings.Lines(string(must.Get(os.ReadFile("/proc/self/mountinfo"))(s.t))) {
 			if strings.Contains(line, s.rootDir()+"/pods/") || strings.Contains(line, s.dir+"/state/io.containerd.runtime") {
 				err = errors.Join(err, errors.New("mounted: "+line))
 			}
 		}
-		return errors.Join(err, readErr)
+		return err
 	})
 }
 
 // wait waits for a version of the Node since a time, and returns when it was seen.
-func (s *scene) wait(t *testing.T, limit time.Duration, since time.Time, match func(*corev1.Node) bool) time.Time {
-	t.Helper()
-	seen, err := s.seen.Wait(within(t, limit), since, match)
+func (s *scene) wait(limit time.Duration, since time.Time, match func(*corev1.Node) bool) time.Time {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), limit)
+	defer cancel()
+	seen, err := s.seen.Wait(ctx, since, match)
 	if err != nil {
-		node, _ := s.node(t)
-		t.Fatalf("%v; it is %+v", err, node.Status.Conditions)
+		s.t.Fatalf("%v; it is %+v", err, s.node().Status.Conditions)
 	}
 	return seen.At
 }
 
-func (s *scene) run(t *testing.T, env []string, name string, args ...string) string {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), name, args...)
-	cmd.Env = slices.Concat(os.Environ(), env)
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%s %s: %v\n%s", filepath.Base(name), strings.Join(args, " "), err, out)
+func (s *scene) run(name string, args ...string) {
+	s.t.Helper()
+	if out, err := exec.CommandContext(s.t.Context(), name, args...).CombinedOutput(); err != nil {
+		s.t.Fatalf("%s %s: %v\n%s", filepath.Base(name), strings.Join(args, " "), err, out)
 	}
-	return string(out)
 }
 
-func (s *scene) kubectlDo(t *testing.T, args ...string) {
-	t.Helper()
-	t.Logf("kubectl %s\n%s", strings.Join(args, " "), s.run(t, nil, s.kubectl, append([]string{"--kubeconfig=" + s.cp.AdminKubeconfig()}, args...)...))
-}
-
-func (s *scene) eventually(t *testing.T, what string, check func() error) {
-	t.Helper()
-	wait.Until(t, patience, what, check)
+func (s *scene) kubectlDo(args ...string) {
+	s.t.Helper()
+	s.run(s.kubectl, append([]string{"--kubeconfig=" + s.cp.AdminKubeconfig()}, args...)...)
 }
 
 // metricsAddress is where nodeprobe serves, in the host's network.
@@ -167,9 +156,9 @@ const ourPods = "app.kubernetes.io/name=nodeprobe"
 // overlay writes a kustomization over one of the repository's, with what only
 // holds for this machine: where the API server is without a kube-proxy, a free
 // port, the image that was built, and the limits and directories of this kubelet.
-func (s *scene) overlay(t *testing.T, of string) (dir string) {
-	t.Helper()
-	dir = t.TempDir()
+func (s *scene) overlay(of string) (dir string) {
+	s.t.Helper()
+	dir = s.t.TempDir()
 	base := must.Get(filepath.Rel(dir, filepath.Join(s.root, of)))(s.t)
 	host, port, err := net.SplitHostPort(strings.TrimPrefix(s.cp.Config().Host, "https://"))
 	must.OK(s.t, err)
@@ -177,10 +166,7 @@ func (s *scene) overlay(t *testing.T, of string) (dir string) {
 	file := must.Get(os.ReadFile(filepath.Join(s.root, "deploy", "base", "config.yaml")))(s.t)
 	var config map[string]any
 	must.OK(s.t, yaml.Unmarshal(file, &config))
-	listen, _ := config["webListenAddress"].(string)
-	listenHost, _, err := net.SplitHostPort(listen)
-	must.OK(s.t, err)
-	config["webListenAddress"] = net.JoinHostPort(listenHost, fmt.Sprint(s.port))
+	config["webListenAddress"] = fmt.Sprintf(":%d", s.port)
 	config["evictionHard"] = pressure.Thresholds(s.loads)
 	config["evictionPressureTransitionPeriod"] = transition.String()
 	config["rootDirectory"] = s.rootDir()
@@ -220,18 +206,22 @@ func (s *scene) overlay(t *testing.T, of string) (dir string) {
 }
 
 // install deploys nodeprobe, and returns its pod when that is ready.
-func (s *scene) install(t *testing.T, overlay string) *corev1.Pod {
-	t.Helper()
-	s.kubectlDo(t, "apply", "-k", filepath.Join(s.root, "deploy", "identity"))
-	s.kubectlDo(t, "apply", "-k", overlay)
+func (s *scene) install(overlay string) *corev1.Pod {
+	s.t.Helper()
+	s.kubectlDo("apply", "-k", filepath.Join(s.root, "deploy", "identity"))
+	s.kubectlDo("apply", "-k", overlay)
 	var pod *corev1.Pod
-	t.Cleanup(func() {
-		if t.Failed() && pod != nil {
-			s.logPod(t, pod)
+	s.t.Cleanup(func() {
+		if !s.t.Failed() || pod == nil {
+			return
+		}
+		files, _ := filepath.Glob(filepath.Join(podLogs, "*_"+pod.Name+"_*", "*", "*.log"))
+		for _, file := range files {
+			s.t.Logf("%s:\n%s", file, process.LogTail(file, 20))
 		}
 	})
-	s.eventually(t, "the pod is ready", func() error {
-		list, err := s.client.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: ourPods})
+	stage.Eventually(s.t, "the pod is ready", func() error {
+		list, err := s.client.CoreV1().Pods(namespace).List(s.t.Context(), metav1.ListOptions{LabelSelector: ourPods})
 		if err != nil {
 			return err
 		}
@@ -239,55 +229,37 @@ func (s *scene) install(t *testing.T, overlay string) *corev1.Pod {
 			return fmt.Errorf("there are %d pods", len(list.Items))
 		}
 		pod = &list.Items[0]
-		for _, c := range pod.Status.Conditions {
-			if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
-				return nil
-			}
+		if slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
+		}) {
+			return nil
 		}
 		return fmt.Errorf("it is %+v", pod.Status)
 	})
-	t.Logf("pod %s is ready %s after it was created", pod.Name, readySince(pod).Sub(pod.CreationTimestamp.Time))
 	return pod
-}
-
-func readySince(pod *corev1.Pod) metav1.Time {
-	for _, c := range pod.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			return c.LastTransitionTime
-		}
-	}
-	return metav1.Time{}
-}
-
-func (s *scene) logPod(t *testing.T, pod *corev1.Pod) {
-	t.Helper()
-	files, _ := filepath.Glob(filepath.Join(podLogs, "*_"+pod.Name+"_*", "*", "*.log"))
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		t.Logf("%s: %v\n%s", file, err, text[max(0, len(text)-4000):])
-	}
 }
 
 // uninstall removes nodeprobe as deploy/identity says: first the pods, with the
 // rights to remove their conditions, and then those rights.
-func (s *scene) uninstall(t *testing.T, overlay string) {
-	t.Helper()
-	s.kubectlDo(t, "delete", "-k", overlay)
-	s.kubectlDo(t, "wait", "-n", namespace, "--for=delete", "pod", "-l", ourPods, "--timeout="+patience.String())
-	node := must.Get(s.node(t))(s.t)
+func (s *scene) uninstall(overlay string) {
+	s.t.Helper()
+	s.kubectlDo("delete", "-k", overlay)
+	s.kubectlDo("wait", "-n", namespace, "--for=delete", "pod", "-l", ourPods, "--timeout="+patience.String())
+	node := s.node()
 	for _, c := range node.Status.Conditions {
 		if strings.Contains(string(c.Type), "/") {
-			t.Errorf("left on the Node: %+v", c)
+			s.t.Errorf("left on the Node: %+v", c)
 		}
 	}
 	for _, m := range node.ManagedFields {
 		if strings.HasPrefix(m.Manager, "nodeprobe") {
-			t.Errorf("%s still owns fields of the Node: %s", m.Manager, m.FieldsV1)
+			s.t.Errorf("%s still owns fields of the Node: %s", m.Manager, m.FieldsV1)
 		}
 	}
-	s.kubectlDo(t, "delete", "-k", filepath.Join(s.root, "deploy", "identity"))
+	s.kubectlDo("delete", "-k", filepath.Join(s.root, "deploy", "identity"))
 }
 
-func (s *scene) node(t *testing.T) (*corev1.Node, error) {
-	return s.client.CoreV1().Nodes().Get(t.Context(), nodeName, metav1.GetOptions{})
+func (s *scene) node() *corev1.Node {
+	s.t.Helper()
+	return must.Get(s.client.CoreV1().Nodes().Get(s.t.Context(), nodeName, metav1.GetOptions{}))(s.t)
 }

@@ -44,9 +44,6 @@ func TestSystemd(t *testing.T) {
 		if err != nil || len(out) > 0 {
 			t.Errorf("systemd-analyze verify: %v\n%s", err, out)
 		}
-	})
-	t.Run("exposure", func(t *testing.T) {
-		need.Command(t, "systemd-analyze", "systemd")
 		run(t, nil, "systemd-analyze", "security", "--no-pager", "--offline=true", "--threshold="+maxExposure, unit)
 	})
 	t.Run("the capabilities suffice", func(t *testing.T) {

@@ -3,7 +3,6 @@ package page
 import (
 	"bufio"
 	"bytes"
-	"encoding/base64"
 	"encoding/json"
 	"os"
 	"os/exec"
@@ -169,11 +168,4 @@ func (c *chromium) eventually(expression string) {
 			c.t.Fatalf("%s: not within %s", expression, patience)
 		}
 	}
-}
-
-func (c *chromium) screenshot() []byte {
-	c.t.Helper()
-	var shot struct{ Data string }
-	c.call("Page.captureScreenshot", object{"captureBeyondViewport": true}, &shot)
-	return must.Get(base64.StdEncoding.DecodeString(shot.Data))(c.t)
 }

@@ -2,7 +2,6 @@
 package page
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,11 +12,6 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/stage"
-)
-
-var (
-	pictures = flag.String("pictures", "", "a directory for pictures of what the tests see")
-	running  = flag.String("running", "", "the URL of a running nodeprobe, for TestPicture to take pictures of")
 )
 
 func TestMain(m *testing.M) { os.Exit(build.Main(m)) }
@@ -43,15 +37,6 @@ func start(t *testing.T, config agent.Config, args ...string) *agent.Agent {
 		Binary: build.ProductForTest(t), Dir: t.TempDir(), NodeName: "a-node",
 		Config: agent.Own().With(agent.Config{"mode": "observe"}).With(config), Args: args,
 	})
-}
-
-// picture keeps what is to be seen if -pictures is set.
-func (c *chromium) picture(name string) {
-	c.t.Helper()
-	if *pictures == "" {
-		return
-	}
-	must.OK(c.t, os.WriteFile(filepath.Join(*pictures, name+".png"), c.screenshot(), 0o644))
 }
 
 // check fails if something is cut off or sticks out to the right, or if the console
@@ -119,7 +104,6 @@ func TestPage(t *testing.T) {
 		backs[d.dark] = c.text("getComputedStyle(document.body).backgroundColor")
 		c.eventually("document.documentElement.dataset.looks > 0")
 		c.check(d)
-		c.picture(d.name)
 	}
 	if backs[false] == backs[true] {
 		t.Errorf("light and dark have the background %s", backs[true])
@@ -159,7 +143,6 @@ func TestPageFollows(t *testing.T) {
 	if text := c.text(`document.getElementById('lost').textContent`); !strings.HasPrefix(text, "No answer since ") {
 		t.Errorf("it reports %q", text)
 	}
-	c.picture("gone")
 }
 
 // Text that a stranger chose is still only text. Here it is the path of what cannot be
@@ -184,21 +167,5 @@ func TestPageHostile(t *testing.T) {
 			t.Errorf("the errors are %q", text)
 		}
 		c.check(d)
-		c.picture("hostile-" + d.name)
-	}
-}
-
-// TestPicture takes pictures of a nodeprobe that runs already, such as the one in
-// the documentation.
-func TestPicture(t *testing.T) {
-	if *running == "" || *pictures == "" {
-		t.Skip("needs -running URL and -pictures DIR")
-	}
-	c := startChromium(t)
-	for _, d := range devices {
-		c.open(*running, d)
-		d.height = eval[int](c, "document.documentElement.scrollHeight")
-		c.open(*running, d)
-		c.picture(d.name)
 	}
 }

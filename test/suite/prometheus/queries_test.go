@@ -109,13 +109,6 @@ func findAll(t *testing.T, s *prometheus.Server, wanted map[string]string) {
 // selector is what expressions are made from.
 var selector = regexp.MustCompile(`\b(?:(?:nodeprobe|process|go)_\w+|up)(?:\{[^}]*\})?`)
 
-func TestSelectors(t *testing.T) {
-	got := selector.FindAllString(`sum without (cause) (increase(nodeprobe_a_total{b=~"c",d!="e"}[5m])) > up{job="x"} unless go_threads`, -1)
-	if want := []string{`nodeprobe_a_total{b=~"c",d!="e"}`, `up{job="x"}`, `go_threads`}; !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
-	}
-}
-
 // agents runs nodeprobe in each mode, all but one with BPF, and with a threshold
 // that is met.
 func agents(t *testing.T) map[string]*agent.Agent {

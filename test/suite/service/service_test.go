@@ -157,29 +157,6 @@ func TestManagerIsNotified(t *testing.T) {
 	}
 }
 
-// Without its manager nodeprobe goes on, and logs that once.
-func TestManagerIsGone(t *testing.T) {
-	t.Parallel()
-	s := start(t, nil, "WATCHDOG_USEC=200000")
-	s.until("WATCHDOG")
-	must.OK(t, s.conn.Close())
-	logged := func() (n int) {
-		for _, r := range stage.Logged(t, s.Agent, "") {
-			if strings.Contains(r.Msg, "service manager") {
-				n++
-			}
-		}
-		return n
-	}
-	stage.Until(t, "it is noticed", func() bool { return logged() > 0 })
-	const samples = "nodeprobe_sampler_sample_duration_seconds_count"
-	before := s.metric(samples)
-	stage.Until(t, "samples go on", func() bool { return s.metric(samples) >= before+10 })
-	if n := logged(); n != 1 {
-		t.Errorf("%d lines about it", n)
-	}
-}
-
 // After a reload the new limits are in force; a file with a mistake changes nothing;
 // the programs in the kernel stay the same.
 func TestReload(t *testing.T) {

@@ -1,33 +1,25 @@
-// Command pause is all that the pods of package cluster run besides nodeprobe.
-// It sleeps until it is told to end, as the process that holds a sandbox does;
-// with a number of MiB as its argument it takes so much memory first.
+// Command pause is what the pods of package cluster run besides nodeprobe. It sleeps
+// until it is terminated, as the process that holds a sandbox does; with a number of
+// MiB as its argument it takes so much memory first.
 package main
 
 import (
-	"fmt"
+	"bytes"
 	"os"
 	"os/signal"
+	"runtime"
+	"strconv"
 	"syscall"
 )
 
 func main() {
-	ended := make(chan os.Signal, 1)
-	signal.Notify(ended, syscall.SIGINT, syscall.SIGTERM)
-	var held [][]byte
+	terminated := make(chan os.Signal, 1)
+	signal.Notify(terminated, syscall.SIGINT, syscall.SIGTERM)
+	mebibytes := 0
 	if len(os.Args) > 1 {
-		var mebibytes int
-		if _, err := fmt.Sscan(os.Args[1], &mebibytes); err != nil {
-			fmt.Fprintln(os.Stderr, "pause:", err)
-			os.Exit(2)
-		}
-		for range mebibytes {
-			page := make([]byte, 1<<20)
-			for i := range page {
-				page[i] = 1
-			}
-			held = append(held, page)
-		}
+		mebibytes, _ = strconv.Atoi(os.Args[1])
 	}
-	fmt.Println("holding", len(held), "MiB")
-	<-ended
+	held := bytes.Repeat([]byte{1}, mebibytes<<20)
+	<-terminated
+	runtime.KeepAlive(held)
 }
