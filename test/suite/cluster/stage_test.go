@@ -34,7 +34,7 @@ const (
 	nodeName = "cluster-node"
 	// pauseImage is that of every pod but nodeprobe's, and of their sandboxes.
 	pauseImage = "nodeprobe.dev/test/pause:1"
-	imageTag   = "e2e"
+	imageTag   = "v0.0.0-e2e" // a version, as a kubelet has one
 	// patience is for what takes the programs around nodeprobe their time: images,
 	// sandboxes, a kubelet's rounds of ten seconds. Ours is for nodeprobe.
 	patience, ours = 2 * time.Minute, 15 * time.Second
