@@ -2,7 +2,6 @@ package deploy
 
 import (
 	"fmt"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -188,38 +187,24 @@ plugins:
       - {scopeName: PriorityClass, operator: In, values: [system-node-critical, system-cluster-critical]}
 `
 
-// Where critical pods need a quota, ours are created all the same.
-func TestCriticalByQuota(t *testing.T) {
-	helm := helm(t)
-	s := newCluster(t, criticalByQuota, "identity", "base")
-	s.pod("a")
-	s.run("create", "namespace", "monitoring")
-	run(t, nil, helm, "install", "nodeprobe-b", filepath.Join(s.deploy, "helm", "nodeprobe"), "--namespace=monitoring", "--kubeconfig="+s.cp.AdminKubeconfig())
-	stage.Until(t, "the chart's DaemonSet has its pods", func() bool {
-		return len(must.Get(s.cp.Client().CoreV1().Pods("monitoring").List(t.Context(), metav1.ListOptions{}))(t).Items) == 2
-	})
-}
-
 // A change from augment to observe drops the identity: a DaemonSet that still named the
 // account could create no pod once that is removed. As the API server keeps defaulted
-// fields of an earlier apply, leaving out the name is not enough.
+// fields of an earlier apply, leaving out the name is not enough. Pods are created also
+// where critical ones need a quota.
 func TestModeChanges(t *testing.T) {
-	helm := helm(t)
-	s := newCluster(t, "", "identity", "base")
-	wantAccount := func(name, when, want string) {
-		t.Helper()
-		ds := must.Get(s.cp.Client().AppsV1().DaemonSets("nodeprobe").Get(t.Context(), name, metav1.GetOptions{}))(t)
-		if spec := ds.Spec.Template.Spec; spec.ServiceAccountName != want || *spec.AutomountServiceAccountToken != (want == name) {
-			t.Errorf("%s: service account %q, token %t", when, spec.ServiceAccountName, *spec.AutomountServiceAccountToken)
+	s := newCluster(t, criticalByQuota, "identity", "base")
+	s.pod("a")
+	for _, tt := range []struct {
+		kustomization, account string
+		token                  bool
+	}{
+		{"base", "nodeprobe", true},
+		{"overlays/observe", "default", false},
+	} {
+		s.apply(tt.kustomization)
+		ds := must.Get(s.cp.Client().AppsV1().DaemonSets("nodeprobe").Get(t.Context(), "nodeprobe", metav1.GetOptions{}))(t)
+		if spec := ds.Spec.Template.Spec; spec.ServiceAccountName != tt.account || *spec.AutomountServiceAccountToken != tt.token {
+			t.Errorf("%s: service account %q, token %t", tt.kustomization, spec.ServiceAccountName, *spec.AutomountServiceAccountToken)
 		}
 	}
-	wantAccount("nodeprobe", "kustomize, augment", "nodeprobe")
-	s.apply("overlays/observe")
-	wantAccount("nodeprobe", "kustomize, observe", "default")
-
-	release := []string{"nodeprobe-b", filepath.Join(s.deploy, "helm", "nodeprobe"), "--namespace=nodeprobe", "--kubeconfig=" + s.cp.AdminKubeconfig()}
-	run(t, nil, helm, append([]string{"install"}, release...)...)
-	wantAccount("nodeprobe-b", "Helm, augment", "nodeprobe-b")
-	run(t, nil, helm, append([]string{"upgrade", "--set=mode=observe"}, release...)...)
-	wantAccount("nodeprobe-b", "Helm, observe", "default")
 }
