@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"strconv"
 	"testing"
@@ -43,14 +44,14 @@ func Loads(t testing.TB, disk *Filesystem) []*Load {
 	memory.Limit = (present - margin) / mebibyte * mebibyte
 	memory.Left = memory.Limit - margin
 	memory.Threshold = fmt.Sprintf("%dMi", memory.Limit/mebibyte)
-	memory.hold(func(n int64) (*Pressure, error) { return Memory(int(n / mebibyte)) })
+	memory.hold(t, must.Get(MemoryRamp(3*margin))(t)) // others may free some
 
 	tasks := &Load{Condition: corev1.NodePIDPressure, Signal: "pid.available", Available: AvailableTasks}
 	margin = 1500
 	tasks.Limit = must.Get(tasks.Available())(t) - margin
 	tasks.Left = tasks.Limit - margin
 	tasks.Threshold = fmt.Sprint(tasks.Limit)
-	tasks.hold(func(n int64) (*Pressure, error) { return Tasks(int(n)) })
+	tasks.hold(t, must.Get(TaskRamp())(t))
 
 	capacity := must.Get(disk.Capacity())(t)
 	left := capacity / 20
@@ -61,22 +62,17 @@ func Loads(t testing.TB, disk *Filesystem) []*Load {
 	}}
 }
 
-// hold makes the load's pressure one that lasts as long as it is held.
-func (l *Load) hold(start func(n int64) (*Pressure, error)) {
-	var held *Pressure
+// hold makes the load's pressure that of a ramp.
+func (l *Load) hold(t testing.TB, r Ramp) {
+	t.Cleanup(func() { must.Note(t, r.Close()) })
 	l.Press = func() error {
-		now, err := l.Available()
-		if err == nil {
-			held, err = start(now - l.Left)
+		now, err := r.Available()
+		if err != nil {
+			return err
 		}
-		return err
+		return r.Take(max(0, now-l.Left))
 	}
-	l.Release = func() error {
-		if held == nil {
-			return nil
-		}
-		return held.Release()
-	}
+	l.Release = func() error { return r.Give(math.MaxInt64) }
 }
 
 // Thresholds are the limits of all loads, and some that nothing comes near to.

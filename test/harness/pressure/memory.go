@@ -7,8 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
-	"runtime/debug"
 	"strconv"
 	"syscall"
 	"time"
@@ -18,21 +16,6 @@ import (
 
 // runtimeRoom is what a child needs besides what it holds.
 const runtimeRoom = 64 << 20
-
-// Memory holds the given number of MiB of anonymous memory, in a child process
-// in a memory cgroup of about that size. It refuses what would leave the
-// machine with less than a tenth of its memory. It needs root.
-func Memory(mebibytes int) (*Pressure, error) {
-	size := int64(mebibytes) << 20
-	total, available, err := systemMemory()
-	if err != nil {
-		return nil, err
-	}
-	if available-size < total/10 {
-		return nil, fmt.Errorf("hold %d MiB of memory: only %d of %d MiB are available", mebibytes, available>>20, total>>20)
-	}
-	return inCgroup("memory", size+runtimeRoom, []role{{Memory: size}})
-}
 
 // NoMoreMemory makes a memory cgroup with a limit in bytes, for others to be put into;
 // they must have ended before it is released. It needs root.
@@ -194,33 +177,6 @@ func number(text []byte, key string) (int64, error) {
 	return 0, fmt.Errorf("no line begins with %q", key)
 }
 
-const (
-	// tasksPerChild keeps below the number of goroutines that the race detector
-	// can follow (8128).
-	tasksPerChild = 4000
-	// runtimeTasks is how many threads a child may have besides.
-	runtimeTasks = 32
-)
-
-// Tasks holds the given number of sleeping tasks (threads; what the kernel's
-// PID limits count), in child processes in a pids cgroup of about that size. It
-// refuses what would leave the machine with less than 1000 process IDs. It
-// needs root.
-func Tasks(n int) (*Pressure, error) {
-	limit, used, err := systemTasks()
-	if err != nil {
-		return nil, err
-	}
-	if limit-used-n < 1000 {
-		return nil, fmt.Errorf("hold %d tasks: %d of %d are used", n, used, limit)
-	}
-	var roles []role
-	for left := n; left > 0; left -= tasksPerChild {
-		roles = append(roles, role{Tasks: min(left, tasksPerChild)})
-	}
-	return inCgroup("pids", int64(n+runtimeTasks*len(roles)), roles)
-}
-
 // NoNewTasks makes a cgroup in which no task can start another. It is for others
 // to be put into; they must have left, or ended, before it is released.
 func NoNewTasks() (*Pressure, error) { return inCgroup("pids", 0, nil) }
@@ -231,24 +187,6 @@ func (p *Pressure) Add(pid int) error {
 		return fmt.Errorf("add to cgroup: %w", err)
 	}
 	return nil
-}
-
-// holdTasks returns when that many threads exist. They last as long as the
-// process.
-func holdTasks(n int) {
-	debug.SetMaxThreads(n + runtimeTasks)
-	started := make(chan struct{})
-	for range n - 1 { // This one is a task too.
-		go func() {
-			// The goroutine never unlocks, so the thread can serve no other.
-			runtime.LockOSThread()
-			started <- struct{}{}
-			select {}
-		}()
-	}
-	for range n - 1 {
-		<-started
-	}
 }
 
 // systemTasks returns how many tasks the kernel allows and how many exist.

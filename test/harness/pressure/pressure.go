@@ -35,7 +35,7 @@ const childEnv = "NODEPROBE_PRESSURE_CHILD"
 var mainCalled atomic.Bool
 
 // role is what a child does, as JSON in its environment. Exactly one of
-// Memory, Tasks, Sleep and Keep is set.
+// Memory, Sleep and Keep is set.
 type role struct {
 	// Cgroup is a directory to move into first.
 	Cgroup string `json:",omitempty"`
@@ -43,8 +43,6 @@ type role struct {
 	Name string `json:",omitempty"`
 	// Memory is how many bytes to hold.
 	Memory int64 `json:",omitempty"`
-	// Tasks is how many threads to have in all.
-	Tasks int `json:",omitempty"`
 	// Sleep is to be as small as a process can be.
 	Sleep bool `json:",omitempty"`
 	// Keep is what to undo in the end.
@@ -91,9 +89,6 @@ func (r role) play() error {
 		if err := holdMemory(r.Memory); err != nil {
 			return err
 		}
-	}
-	if r.Tasks > 0 {
-		holdTasks(r.Tasks)
 	}
 	fmt.Println(readyLine)
 	if r.Sleep {

@@ -56,13 +56,13 @@ func wantUnmounted(t *testing.T, f *Filesystem) {
 }
 
 func TestRefusesTooMuch(t *testing.T) {
-	if p, err := Memory(1 << 30); err == nil {
-		p.Release()
-		t.Error("Memory of a PiB: no error")
+	if _, err := MemoryRamp(1 << 50); err == nil {
+		t.Error("a PiB of memory: no error")
 	}
-	if p, err := Tasks(1 << 30); err == nil {
-		p.Release()
-		t.Error("2^30 Tasks: no error")
+	tasks := must.Get(TaskRamp())(t)
+	defer tasks.Close()
+	if err := tasks.Take(9000); err == nil {
+		t.Error("9000 tasks: no error")
 	}
 }
 
@@ -71,7 +71,7 @@ func TestKilledParentLeavesNothing(t *testing.T) {
 	need.Root(t)
 	need.Command(t, "mkfs.ext4", "e2fsprogs")
 	if os.Getenv("NODEPROBE_PRESSURE_VICTIM") == "1" {
-		must.Get(Memory(32))(t)
+		must.Get(inCgroup("memory", 32<<20+runtimeRoom, []role{{Memory: 32 << 20}}))(t)
 		f := Disk(t, 16)
 		fmt.Println("victim", f.Dir)
 		select {}

@@ -170,9 +170,8 @@ type pod struct {
 	*corev1.Pod
 }
 
-// newPod creates a pod for the Node, with what it requests, and deletes it after
-// the test.
-func (n *node) newPod(requests corev1.ResourceList) *pod {
+// newPod creates a pod for the Node, and deletes it after the test.
+func (n *node) newPod() *pod {
 	n.T.Helper()
 	no := false
 	made := &corev1.Pod{
@@ -180,9 +179,7 @@ func (n *node) newPod(requests corev1.ResourceList) *pod {
 		Spec: corev1.PodSpec{
 			NodeSelector:                 map[string]string{corev1.LabelHostname: n.Name},
 			AutomountServiceAccountToken: &no,
-			Containers: []corev1.Container{{
-				Name: "idle", Image: "none", Resources: corev1.ResourceRequirements{Requests: requests},
-			}},
+			Containers:                   []corev1.Container{{Name: "idle", Image: "none"}},
 		},
 	}
 	n.waitServiceAccount()
@@ -228,15 +225,6 @@ func (p *pod) waitBound() {
 	p.wait("bound", func(pod *corev1.Pod) bool { return pod.Spec.NodeName == p.node.Name })
 }
 
-// waitRefused waits until the scheduler has said that no Node takes the pod, for
-// that reason, in its status and in an Event.
-func (p *pod) waitRefused(why string) {
-	p.t.Helper()
-	p.wait("refused: "+why, func(pod *corev1.Pod) bool { return isRefused(pod, why) })
-	p.node.waitEvent("involvedObject.uid="+string(p.UID), "FailedScheduling", why)
-	p.checkUnbound()
-}
-
 func isRefused(pod *corev1.Pod, why string) bool {
 	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse &&
@@ -250,13 +238,14 @@ func isRefused(pod *corev1.Pod, why string) bool {
 func (n *node) newRefused(why string) *pod {
 	n.T.Helper()
 	for deadline := time.Now().Add(stage.Patience); ; {
-		p := n.newPod(nil)
-		p.wait("bound or refused", func(pod *corev1.Pod) bool { return pod.Spec.NodeName != "" || isRefused(pod, why) })
-		if p.Spec.NodeName == "" || time.Now().After(deadline) {
-			p.waitRefused(why)
+		p := n.newPod()
+		p.wait("bound or refused: "+why, func(pod *corev1.Pod) bool { return pod.Spec.NodeName != "" || isRefused(pod, why) })
+		if p.Spec.NodeName == "" {
 			return p
 		}
-		n.T.Logf("pod %s was bound before the scheduler knew better", p.Name)
+		if time.Now().After(deadline) {
+			n.T.Fatalf("pod %s is bound", p.Name)
+		}
 		p.delete()
 	}
 }
@@ -271,16 +260,4 @@ func (p *pod) checkUnbound() {
 	if now.Spec.NodeName != "" {
 		p.t.Errorf("pod %s is bound to %s", p.Name, now.Spec.NodeName)
 	}
-}
-
-func (n *node) waitEvent(selector, reason, text string) *corev1.Event {
-	n.T.Helper()
-	return until(n.T, "there is an event "+reason+": "+text, func(ctx context.Context) (watch.Interface, error) {
-		return n.Client.CoreV1().Events("").Watch(ctx, metav1.ListOptions{FieldSelector: selector})
-	}, func(e *corev1.Event) error {
-		if e.Reason != reason || !strings.Contains(e.Message, text) {
-			return fmt.Errorf("only %s: %s", e.Reason, e.Message)
-		}
-		return nil
-	})
 }

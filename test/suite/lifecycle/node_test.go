@@ -64,7 +64,7 @@ func TestAlive(t *testing.T) {
 			t.Errorf("version %d: %s", i, stage.Describe(s.Node))
 		}
 	}
-	n.newPod(nil).waitBound()
+	n.newPod().waitBound()
 }
 
 // An administrator takes a Node that has pods out of the cluster: cordons it, taints
@@ -74,7 +74,7 @@ func TestDeleted(t *testing.T) {
 	t.Parallel()
 	n := newNode(t, nil)
 	a := n.startReady()
-	n.newPod(nil).waitBound()
+	n.newPod().waitBound()
 	_, err := n.Client.CoreV1().Nodes().Patch(t.Context(), n.Name, "application/merge-patch+json",
 		[]byte(`{"spec":{"unschedulable":true,"taints":[{"key":"example.com/retired","effect":"NoExecute"}]}}`), metav1.PatchOptions{})
 	must.OK(t, err)
@@ -104,7 +104,7 @@ func TestDeleted(t *testing.T) {
 	if again.UID == old.UID || again.Spec.Unschedulable {
 		t.Errorf("after the restart: %s", stage.Describe(again))
 	}
-	n.newPod(nil).waitBound()
+	n.newPod().waitBound()
 	want := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Node", Name: n.Name, UID: again.UID}}
 	lease := must.Get(n.Lease())(t)
 	if !apiequality.Semantic.DeepEqual(lease.OwnerReferences, want) {

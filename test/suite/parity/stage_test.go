@@ -5,11 +5,9 @@
 package parity
 
 import (
-	"flag"
 	"fmt"
 	"maps"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -31,8 +29,6 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
 
-var describeDir = flag.String("describe", "", "an existing directory that gets what kubectl describe says of each node")
-
 func TestMain(m *testing.M) {
 	pressure.Main()
 	os.Exit(controlplane.Main(m))
@@ -46,7 +42,7 @@ func TestParity(t *testing.T) {
 	s.compareNodes("at first", both, calm)
 	s.compareOwn()
 	s.compareFirst()
-	s.begin()
+	s.since = time.Now()
 
 	for _, load := range s.loads {
 		s.transition(load.Condition, corev1.ConditionTrue, both, load.Press)
@@ -64,7 +60,6 @@ func TestParity(t *testing.T) {
 	s.compareEvents()
 	s.compareBare()
 	s.allSeen()
-	s.describe()
 }
 
 const (
@@ -162,28 +157,6 @@ func (s *stage) nodeprobe(name, kubeletConfig string, config agent.Config) {
 func (s *stage) startRuntime() error {
 	s.runtime = containerd.Start(s.t, containerd.Options{Dir: s.dir})
 	return nil
-}
-
-// begin ends the start.
-func (s *stage) begin() { s.since = time.Now() }
-
-func (s *stage) describe() {
-	s.t.Helper()
-	if !testing.Verbose() && *describeDir == "" {
-		return
-	}
-	kubectl := controlplane.KubectlForTest(s.t)
-	for _, name := range []string{kubeletNode, ourNode} {
-		text, err := exec.CommandContext(s.t.Context(), kubectl, "--kubeconfig", s.cp.AdminKubeconfig(), "describe", "node", name).CombinedOutput()
-		if err != nil {
-			s.t.Errorf("describe node %s: %v: %s", name, err, text)
-			continue
-		}
-		s.t.Logf("kubectl describe node %s\n%s", name, text)
-		if *describeDir != "" {
-			must.Note(s.t, os.WriteFile(filepath.Join(*describeDir, name+".txt"), text, 0o600))
-		}
-	}
 }
 
 // allowance is what may differ, by its path, and why. Whatever else differs is an
