@@ -34,48 +34,6 @@ func start(t *testing.T, script string) *Process {
 	return p
 }
 
-func TestStop(t *testing.T) {
-	for _, test := range []struct {
-		name, script string
-		grace        time.Duration
-	}{
-		{"kill", "exec sleep 60", 0},
-		{"terminate", "exec sleep 60", 30 * time.Second},
-		{"stubborn", "trap '' TERM; echo deaf; while :; do sleep 0.1; done", 200 * time.Millisecond},
-		{"ended", "exit 0", 0},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			p := start(t, test.script)
-			if test.name == "stubborn" {
-				waitForLog(t, p, "deaf")
-			}
-			begin := time.Now()
-			p.Stop(test.grace)
-			p.Stop(test.grace)
-			if alive(p.PID()) {
-				t.Error("process is still there")
-			}
-			if took := time.Since(begin); took > 25*time.Second {
-				t.Errorf("took %s", took)
-			}
-		})
-	}
-}
-
-func waitForLog(t *testing.T, p *Process, text string) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	if err := p.WaitReady(ctx, func(context.Context) error {
-		if !strings.Contains(LogTail(p.logFile, 5), text) {
-			return errors.New("not yet")
-		}
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-}
-
 func TestWaitReadyOfEndedProcess(t *testing.T) {
 	p := start(t, "echo one; echo two >&2; exit 3")
 	err := p.WaitReady(t.Context(), func(context.Context) error { return errors.New("not yet") })
@@ -91,17 +49,6 @@ func TestWaitReadyAfterExit(t *testing.T) {
 	<-p.Exited()
 	if err := p.WaitReady(t.Context(), func(context.Context) error { return nil }); err == nil {
 		t.Error("an ended process is ready")
-	}
-}
-
-func TestWaitReadyTimeout(t *testing.T) {
-	p := start(t, "exec sleep 60")
-	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-	defer cancel()
-	notYet := errors.New("not yet")
-	err := p.WaitReady(ctx, func(context.Context) error { return notYet })
-	if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, notYet) {
-		t.Errorf("got %v", err)
 	}
 }
 

@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/util/retry"
 
@@ -159,7 +158,6 @@ func TestExternalCloudProvider(t *testing.T) {
 				return allWell.In(node) && len(node.Spec.Taints) == 1 && tainted(node, cloudTaint, corev1.TaintEffectNoSchedule)
 			})
 			p := n.newRefused(byTaint)
-			n.checkMayNotUntaint()
 			n.waitPosts(time.Now(), 3)
 			var types []corev1.NodeAddressType
 			for _, address := range n.history.Last().Status.Addresses {
@@ -183,24 +181,6 @@ func TestExternalCloudProvider(t *testing.T) {
 				t.Errorf("created with %v", first.Node.Spec.Taints)
 			}
 		})
-	}
-}
-
-// checkMayNotUntaint wants the API server to keep a kubelet's identity from
-// doing the cloud controller's work, which shows that it has NodeRestriction.
-func (n *node) checkMayNotUntaint() {
-	n.T.Helper()
-	client := n.AsNode()
-	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {
-		node, err := client.CoreV1().Nodes().Get(n.T.Context(), n.Name, metav1.GetOptions{})
-		if err == nil {
-			node.Spec.Taints = nil
-			_, err = client.CoreV1().Nodes().Update(n.T.Context(), node, metav1.UpdateOptions{})
-		}
-		return err
-	})
-	if !apierrors.IsForbidden(err) {
-		n.T.Errorf("a kubelet removes its own taints: %v, want Forbidden", err)
 	}
 }
 

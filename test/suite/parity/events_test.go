@@ -56,36 +56,30 @@ func normalLease(l *coordinationv1.Lease) map[string]any {
 // and collects garbage. OOMKill is about other tests' victims.
 var ownEvents = regexp.MustCompile(`^(Starting|EvictionThresholdMet|FreeDiskSpaceFailed|ImageGCFailed|ContainerGCFailed|NodeAllocatableEnforced|CgroupV1|InvalidDiskCapacity|PossibleMemoryBackedVolumesOnDisk|OOMKill.*|SystemOOM)$`)
 
-// compareEvents compares what was told of the node: all of an Event but when and how
-// often it was told.
+// compareEvents compares the Events about the nodes: all but when and how often they
+// were recorded.
 func (s *stage) compareEvents() {
 	s.t.Helper()
-	for deadline := time.Now().Add(settleTime); ; time.Sleep(200 * time.Millisecond) { // Events are sent in the background
-		theirs, ours := s.events(kubeletNode), s.events(ourNode)
-		diff := cmp.Diff(theirs, ours)
-		switch {
-		case diff == "":
-			s.t.Logf("the same events of both: %s", strings.Join(reasons(ours), ", "))
-			return
-		case time.Now().After(deadline):
-			s.t.Errorf("events (-kubelet +nodeprobe):\n%s", diff)
-			return
+	wait.Until(s.t, settleTime, "both have the same events", func() error { // which are sent in the background
+		ours := s.events(ourNode)
+		if diff := cmp.Diff(s.events(kubeletNode), ours); diff != "" {
+			return fmt.Errorf("(-kubelet +nodeprobe):\n%s", diff)
 		}
-	}
+		s.t.Logf("the same events of both: %s", strings.Join(reasons(ours), ", "))
+		return nil
+	})
 }
 
-// awaitEvent waits for both to have told an Event.
+// awaitEvent waits for an Event about both.
 func (s *stage) awaitEvent(reason string) {
 	s.t.Helper()
-	for deadline := time.Now().Add(settleTime); ; time.Sleep(200 * time.Millisecond) {
-		theirs, ours := slices.Contains(reasons(s.events(kubeletNode)), reason), slices.Contains(reasons(s.events(ourNode)), reason)
-		if theirs && ours {
-			return
-		}
-		if time.Now().After(deadline) {
-			s.t.Errorf("event %s: told by the kubelet: %t; by nodeprobe: %t", reason, theirs, ours)
-			return
-		}
+	for _, name := range []string{kubeletNode, ourNode} {
+		wait.Until(s.t, settleTime, "event "+reason+" of "+name, func() error {
+			if all := reasons(s.events(name)); !slices.Contains(all, reason) {
+				return fmt.Errorf("only %s", all)
+			}
+			return nil
+		})
 	}
 }
 

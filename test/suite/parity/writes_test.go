@@ -2,6 +2,7 @@ package parity
 
 import (
 	"encoding/json"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
+	"github.com/nodeprobe/nodeprobe/test/harness/wait"
 )
 
 // sendTime is what both have to send what they send every few seconds, and the audit
@@ -61,17 +63,17 @@ func (s *stage) writes(name string) []write {
 // kubelet and of nodeprobe.
 func (s *stage) bodies(what, kind string, since time.Time, match func(map[string]any) bool) (theirs, ours map[string]any) {
 	s.t.Helper()
-	first := func(name string) map[string]any {
-		for deadline := time.Now().Add(sendTime); ; time.Sleep(200 * time.Millisecond) {
-			for _, w := range s.writes(name) {
-				if w.kind == kind && !w.at.Before(since) && match(w.body) {
-					return w.body
-				}
+	first := func(name string) (body map[string]any) {
+		wait.Until(s.t, sendTime, what+": "+name+" sends such "+kind, func() error {
+			all := s.writes(name)
+			i := slices.IndexFunc(all, func(w write) bool { return w.kind == kind && !w.at.Before(since) && match(w.body) })
+			if i < 0 {
+				return fmt.Errorf("none of %d", len(all))
 			}
-			if time.Now().After(deadline) {
-				s.t.Fatalf("%s: %s sent no such %s", what, name, kind)
-			}
-		}
+			body = all[i].body
+			return nil
+		})
+		return body
 	}
 	return first(kubeletNode), first(ourNode)
 }
