@@ -11,7 +11,6 @@ package lifecycle
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -22,8 +21,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
@@ -136,33 +133,6 @@ func (n *node) since(t time.Time) []nodewatch.Sighting {
 	return all
 }
 
-// until follows what a watch tells until check finds nothing wrong with an
-// object, and returns that. A watch from no version begins with the objects that
-// are there.
-func until[T runtime.Object](t *testing.T, what string, start func(context.Context) (watch.Interface, error), check func(T) error) T {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), stage.Patience)
-	defer cancel()
-	watcher := must.Get(start(ctx))(t)
-	defer watcher.Stop()
-	err := errors.New("nothing of the kind is there")
-	for {
-		select {
-		case <-ctx.Done():
-			t.Fatalf("waited until %s: %v", what, err)
-		case event := <-watcher.ResultChan():
-			switch object, ok := event.Object.(T); {
-			case !ok: // an error, or the end
-				t.Fatalf("waited until %s: the watch ended: %+v", what, event)
-			case event.Type != watch.Deleted:
-				if err = check(object); err == nil {
-					return object
-				}
-			}
-		}
-	}
-}
-
 // pod is a pod that wants to run on one Node and nowhere else.
 type pod struct {
 	t    *testing.T
@@ -182,20 +152,13 @@ func (n *node) newPod() *pod {
 			Containers:                   []corev1.Container{{Name: "idle", Image: "none"}},
 		},
 	}
-	n.waitServiceAccount()
-	made = must.Get(n.Client.CoreV1().Pods(made.Namespace).Create(n.T.Context(), made, metav1.CreateOptions{}))(n.T)
-	p := &pod{n.T, n, made}
+	p := &pod{t: n.T, node: n}
+	stage.Eventually(n.T, "there is a service account for the pod", func() (err error) { // which a controller makes
+		p.Pod, err = n.Client.CoreV1().Pods(made.Namespace).Create(n.T.Context(), made, metav1.CreateOptions{})
+		return err
+	})
 	n.T.Cleanup(p.delete)
 	return p
-}
-
-// waitServiceAccount waits for what every pod needs and a controller makes.
-func (n *node) waitServiceAccount() {
-	n.T.Helper()
-	accounts := n.Client.CoreV1().ServiceAccounts(metav1.NamespaceDefault)
-	until(n.T, "there is a service account", func(ctx context.Context) (watch.Interface, error) {
-		return accounts.Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=default"})
-	}, func(*corev1.ServiceAccount) error { return nil })
 }
 
 // delete removes the pod at once: nobody is there to end it.
@@ -210,13 +173,15 @@ func (p *pod) delete() {
 // wait waits until the pod is such that match accepts it.
 func (p *pod) wait(what string, match func(*corev1.Pod) bool) {
 	p.t.Helper()
-	p.Pod = until(p.t, "pod "+p.Name+" is "+what, func(ctx context.Context) (watch.Interface, error) {
-		return p.node.Client.CoreV1().Pods(p.Namespace).Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + p.Name})
-	}, func(pod *corev1.Pod) error {
-		if !match(pod) {
-			return fmt.Errorf("node %q, conditions %+v", pod.Spec.NodeName, pod.Status.Conditions)
+	stage.Eventually(p.t, "pod "+p.Name+" is "+what, func() error {
+		pod, err := p.node.Client.CoreV1().Pods(p.Namespace).Get(p.t.Context(), p.Name, metav1.GetOptions{})
+		if err == nil && !match(pod) {
+			err = fmt.Errorf("node %q, conditions %+v", pod.Spec.NodeName, pod.Status.Conditions)
 		}
-		return nil
+		if err == nil {
+			p.Pod = pod
+		}
+		return err
 	})
 }
 

@@ -1,8 +1,8 @@
 package lifecycle
 
 import (
-	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -11,11 +11,10 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/fault"
@@ -80,12 +79,16 @@ func TestDeleted(t *testing.T) {
 	must.OK(t, err)
 	old := n.wait("it is cordoned", a.Started, func(node *corev1.Node) bool { return node.Spec.Unschedulable }).Node
 
-	leases := must.Get(n.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + n.Name}))(t)
-	defer leases.Stop()
 	deleted := time.Now()
 	n.Delete()
-	waitLeaseGone(t, leases)
-	t.Logf("the garbage collector has removed the lease %s after the node", time.Since(deleted))
+	stage.Eventually(t, "the garbage collector has removed the lease", func() error {
+		if lease, err := n.Lease(); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("%v, %w", lease, err)
+		}
+		return nil
+	})
+	leases := must.Get(n.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + n.Name}))(t)
+	defer leases.Stop()
 	select {
 	case event := <-leases.ResultChan():
 		t.Errorf("after its end the lease is %s: %+v", event.Type, event.Object)
@@ -112,25 +115,6 @@ func TestDeleted(t *testing.T) {
 	}
 }
 
-// waitLeaseGone follows what a watch tells until the Lease is deleted.
-func waitLeaseGone(t *testing.T, watcher watch.Interface) {
-	t.Helper()
-	timeout := time.After(stage.Patience)
-	for {
-		select {
-		case <-timeout:
-			t.Fatal("nobody has removed the lease")
-		case event := <-watcher.ResultChan():
-			if _, ok := event.Object.(*coordinationv1.Lease); !ok {
-				t.Fatalf("watch of the lease: %+v", event)
-			}
-			if event.Type == watch.Deleted {
-				return
-			}
-		}
-	}
-}
-
 // A file on the node's root disk that hangs, from the start on, costs the Node that
 // fact and nothing else: it registers, is ready, and its Lease is renewed for longer
 // than a silent Node would be left alone. The fact comes when the disk answers.
@@ -146,9 +130,11 @@ func TestHungRootDisk(t *testing.T) {
 	a := n.startReady()
 
 	renewals := map[string]bool{}
-	until(t, "the lease is renewed again and again", func(ctx context.Context) (watch.Interface, error) {
-		return n.Client.CoordinationV1().Leases("kube-node-lease").Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + n.Name})
-	}, func(lease *coordinationv1.Lease) error {
+	stage.Eventually(t, "the lease is renewed again and again", func() error {
+		lease, err := n.Lease()
+		if err != nil {
+			return err
+		}
 		renewals[lease.Spec.RenewTime.String()] = true
 		if len(renewals) < 12 { // one a second, and silence is noticed after eight
 			return errors.New("too few renewals yet")
@@ -160,9 +146,8 @@ func TestHungRootDisk(t *testing.T) {
 			t.Errorf("while the file hangs: %s; %+v", stage.Describe(s.Node), s.Node.Status.NodeInfo)
 		}
 	}
-	records := must.Get(a.Log())(t)
 	said := 0
-	for _, r := range records {
+	for _, r := range stage.Logged(t, a, "") {
 		if strings.Contains(r.Line, release+": no answer within 500ms") {
 			said++
 		}
