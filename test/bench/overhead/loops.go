@@ -133,7 +133,7 @@ func measureRounds(p *program.P, subject agent.Spec, loops []*loop, rounds int, 
 			stop := func() {}
 			if which == 0 {
 				// It answers when its programs are attached and its limits known to the kernel.
-				stop = must.Get(agent.Start(p.Context(), subject))(p).Stop
+				stop = must.Get(agent.Start(p, subject))(p).Stop
 			}
 			took[which] = look(p, loops, length)
 			stop()

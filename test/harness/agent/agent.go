@@ -93,67 +93,51 @@ type Agent struct {
 	// Started is when the process was started.
 	Started time.Time
 
-	process *process.Process
+	*process.Process
 	address string
 	scheme  string
 	client  *http.Client
 }
 
-// Start runs nodeprobe and returns when it answers /livez, be there an API
-// server or not.
-func Start(ctx context.Context, spec Spec) (*Agent, error) {
-	for attempt := 1; ; attempt++ {
-		a, err := start(ctx, spec)
-		// Somebody else may take the port between our finding it free and
-		// nodeprobe's binding it.
-		exit, ok := errors.AsType[*process.ExitError](err)
-		if ok && strings.Contains(exit.Log, "address already in use") && attempt < 5 {
-			continue
-		}
-		return a, err
-	}
+// Start runs nodeprobe and returns when it answers /livez, whether or not the API
+// server can be reached.
+func Start(t testing.TB, spec Spec) (a *Agent, err error) {
+	t.Helper()
+	err = process.Retry(func() error {
+		a, err = start(t, spec)
+		return err
+	})
+	return a, err
 }
 
-func start(ctx context.Context, spec Spec) (*Agent, error) {
-	ports, err := process.FreePorts(1)
-	if err != nil {
-		return nil, err
-	}
+func start(t testing.TB, spec Spec) (*Agent, error) {
+	t.Helper()
 	// JSON is YAML too.
-	config, err := json.MarshalIndent(spec.Config, "", "  ")
-	if err != nil {
-		return nil, fmt.Errorf("encode configuration: %w", err)
-	}
-	configFile := filepath.Join(spec.Dir, spec.NodeName+".yaml")
-	if err := os.WriteFile(configFile, config, 0o600); err != nil {
-		return nil, fmt.Errorf("write configuration: %w", err)
-	}
-	log, err := os.CreateTemp(spec.Dir, spec.NodeName+"-*.log")
-	if err != nil {
-		return nil, fmt.Errorf("make log: %w", err)
-	}
+	config, configFile := must.Get(json.MarshalIndent(spec.Config, "", "  "))(t), filepath.Join(spec.Dir, spec.NodeName+".yaml")
+	must.OK(t, os.WriteFile(configFile, config, 0o600))
+	log := must.Get(os.CreateTemp(spec.Dir, spec.NodeName+"-*.log"))(t)
 	log.Close() // The process opens it by its name.
 
-	a := &Agent{LogFile: log.Name(), Started: time.Now(), address: "127.0.0.1:" + strconv.Itoa(ports[0]), scheme: "http", client: http.DefaultClient}
+	a := &Agent{
+		LogFile: log.Name(), Started: time.Now(),
+		address: "127.0.0.1:" + strconv.Itoa(must.Get(process.FreePorts(1))(t)[0]), scheme: "http", client: http.DefaultClient,
+	}
 	if spec.TLS != nil {
 		a.scheme, a.client = "https", &http.Client{Transport: &http.Transport{TLSClientConfig: spec.TLS}}
 	}
-	a.process, err = process.Start(process.Spec{
+	a.Process = must.Get(process.Start(process.Spec{
 		Path: spec.Binary, LogFile: a.LogFile, Env: spec.Env,
 		Args: append([]string{
 			"run", "--config", configFile, "--hostname-override", spec.NodeName,
 			"--kubeconfig", spec.Kubeconfig, "--web.listen-address", a.address,
 		}, spec.Args...),
-	})
-	if err != nil {
-		return nil, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, liveTimeout)
+	}))(t)
+	ctx, cancel := context.WithTimeout(t.Context(), liveTimeout)
 	defer cancel()
-	err = a.process.WaitReady(ctx, func(ctx context.Context) error {
-		// Until it says so, whoever has taken the port may be the one that answers.
+	err := a.WaitReady(ctx, func(ctx context.Context) error {
+		// Until then another process may have taken the port, and answer.
 		if text, err := os.ReadFile(a.LogFile); err != nil || !bytes.Contains(text, []byte("nodeprobe is running")) {
-			return errors.Join(errors.New("it does not say that it is running"), err)
+			return errors.Join(errors.New("it does not log that it is running"), err)
 		}
 		code, body, err := a.Get(ctx, "/livez")
 		if err == nil && code != http.StatusOK {
@@ -168,14 +152,8 @@ func start(ctx context.Context, spec Spec) (*Agent, error) {
 	return a, nil
 }
 
-// PID returns the process ID.
-func (a *Agent) PID() int { return a.process.PID() }
-
-// Exited is closed when the process has ended, for whatever reason.
-func (a *Agent) Exited() <-chan struct{} { return a.process.Exited() }
-
 // Stop asks the process to end and waits for that. Stopping twice is fine.
-func (a *Agent) Stop() { a.process.Stop(stopGrace) }
+func (a *Agent) Stop() { a.Process.Stop(stopGrace) }
 
 // URL is where the agent's own HTTP server serves a path.
 func (a *Agent) URL(path string) string { return a.scheme + "://" + a.address + path }
@@ -290,7 +268,7 @@ func (a *Agent) Log() ([]Record, error) {
 // has failed, the last lines of the agent's log are shown.
 func StartForTest(t testing.TB, spec Spec) *Agent {
 	t.Helper()
-	a := must.Get(Start(t.Context(), spec))(t)
+	a := must.Get(Start(t, spec))(t)
 	t.Cleanup(func() {
 		a.Stop()
 		if t.Failed() {

@@ -12,10 +12,8 @@ import (
 	"crypto/rand"
 	"crypto/rsa"
 	"errors"
-	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -72,47 +70,23 @@ type ControlPlane struct {
 func start(t testing.TB, opts Options) *ControlPlane {
 	t.Helper()
 	binaries := Build(t)
-	for attempt := 1; ; attempt++ {
-		cp, err := try(t.Context(), opts, binaries)
-		if isPortClash(err) && attempt < 5 {
-			continue
+	var cp *ControlPlane
+	must.OK(t, process.Retry(func() error {
+		cp = &ControlPlane{opts: opts, dir: opts.Dir, binaries: binaries, running: map[*component]*process.Process{}}
+		if cp.dir == "" {
+			cp.dir = must.Get(os.MkdirTemp("", "nodeprobe-controlplane-"))(t) //nolint:usetesting // a test that failed leaves it
+			cp.removeDir = true
 		}
-		must.OK(t, err)
-		return cp
-	}
-}
-
-// isPortClash recognizes a process that ended because somebody else took its
-// port between our finding it free and its binding it.
-func isPortClash(err error) bool {
-	exit, ok := errors.AsType[*process.ExitError](err)
-	return ok && strings.Contains(exit.Log, "address already in use")
-}
-
-func try(ctx context.Context, opts Options, binaries map[string]string) (_ *ControlPlane, err error) {
-	cp := &ControlPlane{opts: opts, dir: opts.Dir, binaries: binaries, running: map[*component]*process.Process{}}
-	if cp.dir == "" {
-		if cp.dir, err = os.MkdirTemp("", "nodeprobe-controlplane-"); err != nil {
-			return nil, fmt.Errorf("make directory: %w", err)
+		must.OK(t, os.MkdirAll(cp.dir, 0o700))
+		cp.prepare(t)
+		for _, c := range cp.components() {
+			if err := cp.run(t.Context(), c); err != nil {
+				return errors.Join(err, cp.Stop())
+			}
 		}
-		cp.removeDir = true
-	} else if err := os.MkdirAll(cp.dir, 0o700); err != nil {
-		return nil, fmt.Errorf("make directory: %w", err)
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, cp.Stop())
-		}
-	}()
-	if err := cp.prepare(); err != nil {
-		return nil, err
-	}
-	for _, c := range cp.components() {
-		if err := cp.run(ctx, c); err != nil {
-			return nil, err
-		}
-	}
-	return cp, nil
+		return nil
+	}))
+	return cp
 }
 
 // components are what this control plane consists of, in the order in which they
@@ -125,11 +99,9 @@ func (cp *ControlPlane) components() []*component {
 }
 
 // prepare makes everything that the components find when they start.
-func (cp *ControlPlane) prepare() error {
-	ports, err := process.FreePorts(5)
-	if err != nil {
-		return err
-	}
+func (cp *ControlPlane) prepare(t testing.TB) {
+	t.Helper()
+	ports := must.Get(process.FreePorts(5))(t)
 	cp.ports.etcdClient, cp.ports.etcdPeer, cp.ports.apiServer = ports[0], ports[1], ports[2]
 	cp.ports.controllerManager, cp.ports.scheduler = ports[3], ports[4]
 
@@ -143,30 +115,18 @@ func (cp *ControlPlane) prepare() error {
 		"audit-policy.yaml":   []byte(auditPolicy),
 		"admission.yaml":      []byte(cp.opts.Admission),
 	} {
-		if err := os.WriteFile(cp.file(name), content, 0o600); err != nil {
-			return err
-		}
+		must.OK(t, os.WriteFile(cp.file(name), content, 0o600))
 	}
 	// system:masters is the group that RBAC lets do everything.
 	cp.admin = cp.ConfigFor("admin", "system:masters")
-	if cp.adminKubeconfig, err = cp.WriteKubeconfig("admin", cp.admin); err != nil {
-		return err
-	}
-	cp.client, err = kubernetes.NewForConfig(cp.admin)
-	return err
+	cp.adminKubeconfig = must.Get(cp.WriteKubeconfig("admin", cp.admin))(t)
+	cp.client = must.Get(kubernetes.NewForConfig(cp.admin))(t)
 }
 
 // run starts one component and waits until it is ready.
 func (cp *ControlPlane) run(ctx context.Context, c *component) error {
 	cp.mu.Lock()
 	defer cp.mu.Unlock()
-	if p := cp.running[c]; p != nil {
-		select {
-		case <-p.Exited(): // It crashed; nobody stopped it.
-		default:
-			return fmt.Errorf("start %s: it is running", c.target.Name)
-		}
-	}
 	p, err := process.Start(process.Spec{
 		Path:    cp.binaries[c.target.Name],
 		Args:    c.args(cp),

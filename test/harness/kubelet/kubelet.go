@@ -67,7 +67,7 @@ type Options struct {
 
 // Kubelet is a running kubelet.
 type Kubelet struct {
-	process *process.Process
+	*process.Process
 	restore func() error
 }
 
@@ -88,12 +88,12 @@ func Start(t testing.TB, cp *controlplane.ControlPlane, opts Options) *Kubelet {
 			t.Logf("the kubelet's last lines:\n%s", process.LogTail(log, 20))
 		}
 	})
-	for attempt := 1; ; attempt++ {
+	must.OK(t, process.Retry(func() error {
 		ports := must.Get(process.FreePorts(2))(t)
 		// JSON is YAML too.
 		config, file := must.Get(json.MarshalIndent(opts.config(ports[0], ports[1]), "", "  "))(t), filepath.Join(opts.Dir, "kubelet.yaml")
 		must.OK(t, os.WriteFile(file, config, 0o600))
-		k.process = must.Get(process.Start(process.Spec{
+		k.Process = must.Get(process.Start(process.Spec{
 			Path: path, LogFile: log,
 			Args: append([]string{
 				"--config=" + file,
@@ -105,28 +105,18 @@ func Start(t testing.TB, cp *controlplane.ControlPlane, opts Options) *Kubelet {
 			}, opts.Args...),
 		}))(t)
 		ctx, cancel := context.WithTimeout(t.Context(), readyTimeout)
+		defer cancel()
 		health := "http://127.0.0.1:" + strconv.Itoa(ports[1]) + "/healthz"
-		err := k.process.WaitReady(ctx, func(ctx context.Context) error { return process.GetOK(ctx, health) })
-		cancel()
-		// Another process may take a port between our finding it free and the kubelet's
-		// binding it.
-		exit, ok := errors.AsType[*process.ExitError](err)
-		if ok && strings.Contains(exit.Log, "address already in use") && attempt < 5 {
-			continue
-		}
-		must.OK(t, err)
-		return k
-	}
+		return k.WaitReady(ctx, func(ctx context.Context) error { return process.GetOK(ctx, health) })
+	}))
+	return k
 }
-
-// Exited is closed when the process has ended, for whatever reason.
-func (k *Kubelet) Exited() <-chan struct{} { return k.process.Exited() }
 
 // Stop ends the kubelet, and puts back what it has changed on the machine. Stopping
 // twice is fine.
 func (k *Kubelet) Stop() error {
-	if k.process != nil {
-		k.process.Stop(stopGrace)
+	if k.Process != nil {
+		k.Process.Stop(stopGrace)
 	}
 	return k.restore()
 }

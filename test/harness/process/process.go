@@ -14,14 +14,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 	"time"
 )
 
 // Spec is what to run.
 type Spec struct {
-	// Name is used in messages. Empty means the base name of Path.
-	Name string
 	// Path is the program's file, Args its arguments without the program's name.
 	Path string
 	Args []string
@@ -45,12 +44,10 @@ type Process struct {
 
 // Start runs the program. The caller owns the process and must Stop it.
 func Start(spec Spec) (*Process, error) {
-	if spec.Name == "" {
-		spec.Name = filepath.Base(spec.Path)
-	}
+	name := filepath.Base(spec.Path)
 	log, err := os.OpenFile(spec.LogFile, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
-		return nil, fmt.Errorf("open log of %s: %w", spec.Name, err)
+		return nil, fmt.Errorf("open log of %s: %w", name, err)
 	}
 	cmd := exec.Command(spec.Path, spec.Args...)
 	cmd.Env = append(os.Environ(), spec.Env...)
@@ -60,7 +57,7 @@ func Start(spec Spec) (*Process, error) {
 		// ^C at the terminal is for the test, which then ends its processes in order.
 		Setpgid: true,
 	}
-	p := &Process{name: spec.Name, logFile: spec.LogFile, cmd: cmd, exited: make(chan struct{})}
+	p := &Process{name: name, logFile: spec.LogFile, cmd: cmd, exited: make(chan struct{})}
 
 	started := make(chan error)
 	go func() {
@@ -80,7 +77,7 @@ func Start(spec Spec) (*Process, error) {
 		close(p.exited)
 	}()
 	if err := <-started; err != nil {
-		return nil, fmt.Errorf("start %s: %w", spec.Name, err)
+		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	return p, nil
 }
@@ -185,6 +182,19 @@ func LogTail(file string, lines int) string {
 	all := bytes.Split(bytes.TrimRight(buf[:n], "\n"), []byte("\n"))
 	all = all[max(0, len(all)-lines):]
 	return "\t" + string(bytes.Join(all, []byte("\n\t")))
+}
+
+// Retry calls start again if the process that it started could not bind its port: another
+// may take a port between FreePorts and its use.
+func Retry(start func() error) (err error) {
+	for range 5 {
+		err = start()
+		exit, ok := errors.AsType[*ExitError](err)
+		if !ok || !strings.Contains(exit.Log, "address already in use") {
+			return err
+		}
+	}
+	return err
 }
 
 // FreePorts returns n different TCP ports that were free on 127.0.0.1 a moment

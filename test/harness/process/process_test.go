@@ -29,7 +29,7 @@ func waitGone(t *testing.T, pid int) {
 
 func start(t *testing.T, script string) *Process {
 	t.Helper()
-	p := must.Get(Start(Spec{Name: "script", Path: "/bin/sh", Args: []string{"-c", script}, LogFile: filepath.Join(t.TempDir(), "log")}))(t)
+	p := must.Get(Start(Spec{Path: "/bin/sh", Args: []string{"-c", script}, LogFile: filepath.Join(t.TempDir(), "log")}))(t)
 	t.Cleanup(func() { p.Stop(0) })
 	return p
 }

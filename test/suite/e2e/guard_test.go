@@ -136,7 +136,7 @@ func TestGuardBesideKubelet(t *testing.T) {
 	// A kubelet is alive: nodeprobe ends with exit code 4, says why, and writes nothing.
 	k := start()
 	began := time.Now()
-	_, err := agent.Start(t.Context(), n.Spec)
+	_, err := agent.Start(t, n.Spec)
 	if exit, ok := errors.AsType[*process.ExitError](err); !ok || exit.Err.Error() != "exit status 4" || !kubeletAlive.MatchString(exit.Log) {
 		t.Fatalf("beside a kubelet: %v", err)
 	}
