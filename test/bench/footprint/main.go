@@ -60,7 +60,7 @@ func run(p *program.P) {
 	// Waits first, so that the start and the end of containers is in no window.
 	measure := func() map[string]footprint.Cost {
 		p.Sleep(*warmup)
-		return must.Get(footprint.Measure(p.Context(), *window, subjects))(p)
+		return footprint.Measure(p, *window, subjects)
 	}
 	if *containers > 0 {
 		// In turns, so that what else goes on here is in both.

@@ -53,7 +53,7 @@ func run(p *program.P) {
 	}
 	begin, before := time.Now(), metrics()
 	p.Sleep(time.Second)
-	costs := must.Get(footprint.Measure(p.Context(), *window, running))(p)
+	costs := footprint.Measure(p, *window, running)
 	grown, took := metrics(), time.Since(begin)
 	rows := []string{"process\twake-ups/s\tCPU ms/min\tsamples\tunasked\trenewals\tscrapes"}
 	for _, s := range subjects() {

@@ -11,9 +11,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // Sample is one look at a process.
@@ -115,39 +118,27 @@ type Cost struct {
 }
 
 // Measure watches all subjects over the same window.
-func Measure(ctx context.Context, window time.Duration, subjects []Subject) (map[string]Cost, error) {
+func Measure(t testing.TB, window time.Duration, subjects []Subject) map[string]Cost {
+	t.Helper()
 	samples := make(map[string][]Sample, len(subjects))
 	costs := make(map[string]Cost, len(subjects))
-	look := func() error {
+	look := func() {
 		for _, s := range subjects {
-			sample, err := Read(s.PID)
-			if err != nil {
-				return fmt.Errorf("measure %s: %w", s.Name, err)
-			}
-			samples[s.Name] = append(samples[s.Name], sample)
+			samples[s.Name] = append(samples[s.Name], must.Get(Read(s.PID))(t))
 		}
-		return nil
 	}
-	scrapeAll := func() error {
+	scrapeAll := func() {
 		for _, s := range subjects {
-			if s.MetricsURL == "" {
-				continue
+			if s.MetricsURL != "" {
+				cost := costs[s.Name]
+				cost.Scrapes, cost.ScrapeBytes = cost.Scrapes+1, must.Get(Scrape(t.Context(), s.MetricsURL))(t)
+				costs[s.Name] = cost
 			}
-			size, err := Scrape(ctx, s.MetricsURL)
-			if err != nil {
-				return fmt.Errorf("measure %s: %w", s.Name, err)
-			}
-			cost := costs[s.Name]
-			cost.Scrapes, cost.ScrapeBytes = cost.Scrapes+1, size
-			costs[s.Name] = cost
 		}
-		return nil
 	}
 
 	begin := time.Now()
-	if err := look(); err != nil {
-		return nil, err
-	}
+	look()
 	tick := time.NewTicker(sampleInterval)
 	defer tick.Stop()
 	end := time.NewTimer(window)
@@ -157,27 +148,23 @@ func Measure(ctx context.Context, window time.Duration, subjects []Subject) (map
 	nextScrape := begin.Add(scrapeInterval / 2)
 	for running := true; running; {
 		select {
-		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+		case <-t.Context().Done():
+			t.Fatal(context.Cause(t.Context()))
 		case <-tick.C:
 		case <-end.C:
 			running = false
 		}
 		if running && !time.Now().Before(nextScrape) {
 			nextScrape = nextScrape.Add(scrapeInterval)
-			if err := scrapeAll(); err != nil {
-				return nil, err
-			}
+			scrapeAll()
 		}
-		if err := look(); err != nil {
-			return nil, err
-		}
+		look()
 	}
 	took := time.Since(begin)
 	for _, s := range subjects {
 		costs[s.Name] = costs[s.Name].with(samples[s.Name], took)
 	}
-	return costs, nil
+	return costs
 }
 
 // with adds the figures that follow from the samples.

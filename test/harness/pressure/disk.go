@@ -3,6 +3,7 @@ package pressure
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -60,24 +61,19 @@ func (f *Filesystem) Fill(available int64) error {
 	}
 	file, err := os.OpenFile(filepath.Join(f.Dir, ballast), os.O_CREATE|os.O_WRONLY, 0o600)
 	if err != nil {
-		return fmt.Errorf("fill filesystem: %w", err)
+		return err
 	}
 	defer file.Close()
-	info, err := file.Stat()
+	held, err := file.Seek(0, io.SeekEnd)
 	if err != nil {
-		return fmt.Errorf("fill filesystem: %w", err)
+		return err
 	}
-	size := max(0, info.Size()+now-available)
-	if size <= info.Size() {
-		err = file.Truncate(size)
-	} else {
-		// Takes the blocks at once, and writes nothing to the disk below.
-		err = unix.Fallocate(int(file.Fd()), 0, 0, size)
+	size := max(0, held+now-available)
+	if size <= held {
+		return file.Truncate(size)
 	}
-	if err != nil {
-		return fmt.Errorf("fill filesystem: %w", err)
-	}
-	return nil
+	// Takes the blocks at once, and writes nothing to the disk below.
+	return os.NewSyscallError("fallocate", unix.Fallocate(int(file.Fd()), 0, 0, size))
 }
 
 // TakeInodes makes empty files until no more than the given number of inodes is
@@ -85,39 +81,24 @@ func (f *Filesystem) Fill(available int64) error {
 func (f *Filesystem) TakeInodes(free int64) error {
 	dir := filepath.Join(f.Dir, inodesDir)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return fmt.Errorf("take inodes: %w", err)
-	}
-	now, err := f.InodesFree()
-	if err != nil {
 		return err
 	}
-	for ; now > free; now-- {
-		file, err := os.Create(filepath.Join(dir, strconv.Itoa(f.inodes)))
-		if err != nil {
-			return fmt.Errorf("take inodes: %w", err)
-		}
-		file.Close()
+	now, err := f.InodesFree()
+	for ; err == nil && now > free; now-- {
+		err = os.WriteFile(filepath.Join(dir, strconv.Itoa(f.inodes)), nil, 0o600)
 		f.inodes++
 	}
-	for ; now < free && f.inodes > 0; now++ {
+	for ; err == nil && now < free && f.inodes > 0; now++ {
 		f.inodes--
-		if err := os.Remove(filepath.Join(dir, strconv.Itoa(f.inodes))); err != nil {
-			return fmt.Errorf("give inodes back: %w", err)
-		}
+		err = os.Remove(filepath.Join(dir, strconv.Itoa(f.inodes)))
 	}
-	return nil
+	return err
 }
 
 // Empty gives all space and inodes back.
 func (f *Filesystem) Empty() error {
 	f.inodes = 0
-	if err := errors.Join(
-		os.RemoveAll(filepath.Join(f.Dir, ballast)),
-		os.RemoveAll(filepath.Join(f.Dir, inodesDir)),
-	); err != nil {
-		return fmt.Errorf("empty filesystem: %w", err)
-	}
-	return nil
+	return errors.Join(os.RemoveAll(filepath.Join(f.Dir, ballast)), os.RemoveAll(filepath.Join(f.Dir, inodesDir)))
 }
 
 // Available returns how many bytes unprivileged users may still write.
@@ -139,34 +120,28 @@ func (f *Filesystem) InodesFree() (int64, error) {
 }
 
 func (f *Filesystem) statfs() (st unix.Statfs_t, err error) {
-	if err := unix.Statfs(f.Dir, &st); err != nil {
-		return st, fmt.Errorf("statfs %s: %w", f.Dir, err)
-	}
-	return st, nil
+	err = os.NewSyscallError("statfs", unix.Statfs(f.Dir, &st))
+	return st, err
 }
 
-// Break has the kernel find an error in the filesystem, and take no more writes
-// to it. No mount table changes by that, and nobody is notified.
+// Break makes the kernel find an error in the filesystem, after which it takes no
+// writes. No mount table changes by that, and nobody is notified.
 func (f *Filesystem) Break() error {
-	if err := f.remount("errors=remount-ro"); err != nil {
+	device, err := f.device()
+	if err == nil {
+		err = f.remount("errors=remount-ro")
+	}
+	if err != nil {
 		return err
 	}
-	device, err := f.device()
-	if err != nil {
-		return fmt.Errorf("break filesystem: %w", err)
-	}
-	trigger := filepath.Join("/sys/fs/ext4", device, "trigger_fs_error")
-	if err := os.WriteFile(trigger, []byte("test"), 0); err != nil {
-		return fmt.Errorf("break filesystem: %w", err)
-	}
-	return nil
+	return os.WriteFile(filepath.Join("/sys/fs/ext4", device, "trigger_fs_error"), []byte("test"), 0)
 }
 
 // device returns the name of the block device.
 func (f *Filesystem) device() (string, error) {
 	var st unix.Stat_t
 	if err := unix.Stat(f.Dir, &st); err != nil {
-		return "", fmt.Errorf("stat %s: %w", f.Dir, err)
+		return "", os.NewSyscallError("stat", err)
 	}
 	// /sys/dev/block/7:0 leads to a directory that is named after the device.
 	link, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev)))
@@ -190,14 +165,14 @@ func (f *Filesystem) remount(option string) error {
 // mounted again: to do it in use takes a right that root need not have. It needs
 // the programs e2fsck and resize2fs.
 func (f *Filesystem) Resize(mebibytes int) error {
-	if err := f.Unmount(false); err != nil {
-		return err
-	}
-	if err := f.run("e2fsck", "-f", "-p", f.image()); err != nil {
-		return err
-	}
-	if err := f.run("resize2fs", f.image(), strconv.Itoa(mebibytes)+"M"); err != nil {
-		return err
+	for _, step := range []func() error{
+		func() error { return f.Unmount(false) },
+		func() error { return f.run("e2fsck", "-f", "-p", f.image()) },
+		func() error { return f.run("resize2fs", f.image(), strconv.Itoa(mebibytes)+"M") },
+	} {
+		if err := step(); err != nil {
+			return err
+		}
 	}
 	return f.Mount()
 }
@@ -207,7 +182,7 @@ func (f *Filesystem) Resize(mebibytes int) error {
 func (f *Filesystem) Reserve(percent int) error {
 	device, err := f.device()
 	if err != nil {
-		return fmt.Errorf("reserve space: %w", err)
+		return err
 	}
 	return f.run("tune2fs", "-m", strconv.Itoa(percent), "/dev/"+device)
 }
