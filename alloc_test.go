@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nodeprobe/nodeprobe/internal/judge/judgetest"
 	"github.com/nodeprobe/nodeprobe/internal/testtree"
 	"github.com/nodeprobe/nodeprobe/probe"
 )
@@ -26,7 +27,7 @@ func TestObserveAllocatesNothing(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer a.Close()
-			now := at(0, 1<<30)
+			now := judgetest.At(0, 1<<30)
 			observe := func() {
 				now.Time = now.Time.Add(10 * time.Millisecond)
 				a.observe(now)

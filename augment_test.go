@@ -16,6 +16,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/nodeprobe/nodeprobe/internal/judge/judgetest"
 	"github.com/nodeprobe/nodeprobe/internal/testtree"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 )
@@ -85,7 +86,7 @@ func TestAugment(t *testing.T) {
 func TestAugmentPostsTheLatest(t *testing.T) {
 	cfg, _ := treeConfig(t, testtree.New(t, nil))
 	cfg.Mode, cfg.API = Augment, newAPIServer(t).config
-	cfg.Conditions = []pressure.Rule{rule(t, "example.com/Short", "memory.available < 10%")}
+	cfg.Conditions = []pressure.Rule{judgetest.Rule(t, "example.com/Short", "memory.available < 10%")}
 	a, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -93,7 +94,7 @@ func TestAugmentPostsTheLatest(t *testing.T) {
 	defer a.Close()
 	m := a.mode.(*augmentMode)
 	status := func() string {
-		draft := m.content.Draft(t.Context(), kubeletNode(time.Second), begin, true)
+		draft := m.content.Draft(t.Context(), kubeletNode(time.Second), judgetest.Begin, true)
 		if draft.Patch == nil {
 			return ""
 		}
@@ -108,9 +109,9 @@ func TestAugmentPostsTheLatest(t *testing.T) {
 		return string(patch.Status.Conditions[0].Status)
 	}
 	for i := range 2_000 {
-		s, want := at(time.Duration(i)*time.Second, 50), "False"
+		s, want := judgetest.At(time.Duration(i)*time.Second, 50), "False"
 		if i%2 == 1 {
-			s, want = at(time.Duration(i)*time.Second, 5), "True"
+			s, want = judgetest.At(time.Duration(i)*time.Second, 5), "True"
 		}
 		var adopting sync.WaitGroup
 		for range 8 {
@@ -125,7 +126,7 @@ func TestAugmentPostsTheLatest(t *testing.T) {
 		}
 	}
 	m.exit()
-	m.observe(at(time.Hour, 50), true) // as of a Reload
+	m.observe(judgetest.At(time.Hour, 50), true) // as of a Reload
 	if got := status(); got != "" {
 		t.Errorf("after the exit %s is posted", got)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/bpf"
 	"github.com/nodeprobe/nodeprobe/internal/judge"
+	"github.com/nodeprobe/nodeprobe/internal/judge/judgetest"
 	"github.com/nodeprobe/nodeprobe/internal/testtree"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/arm"
@@ -23,7 +24,7 @@ func TestCapacityChanges(t *testing.T) {
 	const meminfoFile = "proc/meminfo"
 	tr := testtree.New(t, nil)
 	a := testAgent(t, tr)
-	a.cfg.Thresholds = thresholds(t, map[string]string{"memory.available": "100Mi", "pid.available": "5%"})
+	a.cfg.Thresholds = judgetest.Thresholds(t, map[string]string{"memory.available": "100Mi", "pid.available": "5%"})
 	var told []bpf.Watch
 	limits := arm.New(arm.Config{
 		Watch: func(ws []bpf.Watch) error {
@@ -83,7 +84,7 @@ func TestThresholdAboveCapacity(t *testing.T) {
 			name, value, _ := strings.Cut(threshold, "<")
 			signal, _ := probe.ParseSignal(name)
 			a := testAgent(t, testtree.New(t, nil))
-			a.cfg.Thresholds = thresholds(t, map[string]string{name: value})
+			a.cfg.Thresholds = judgetest.Thresholds(t, map[string]string{name: value})
 			a.judge.Reload(policy(&a.cfg))
 			for range 3 {
 				s := a.sampler.Sample()

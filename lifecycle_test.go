@@ -10,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/nodeprobe/nodeprobe/internal/judge/judgetest"
 	"github.com/nodeprobe/nodeprobe/internal/testtree"
 	"github.com/nodeprobe/nodeprobe/probe"
 )
@@ -55,7 +56,7 @@ func TestAgentFollowsTheNode(t *testing.T) {
 	}
 	stop := running(t, a)
 	reg := cfg.Registerer.(prometheus.Gatherer)
-	memory := func() float64 { return gauges(t, reg, "nodeprobe_condition_status")["MemoryPressure"] }
+	memory := func() float64 { return judgetest.Gauges(t, reg, "nodeprobe_condition_status")["MemoryPressure"] }
 	testtree.Eventually(t, "first verdict", func() bool { return memory() == 0 })
 
 	tr.Write("proc/meminfo", testtree.MemoryInUse(8369140))
@@ -64,7 +65,9 @@ func TestAgentFollowsTheNode(t *testing.T) {
 
 	tr.Write("proc/meminfo", testtree.WithoutUsage(testtree.MemoryInUse(8369140)))
 	a.Sample()
-	testtree.Eventually(t, "error", func() bool { return gauges(t, reg, "nodeprobe_sampler_read_errors_total")["memory_cgroup"] > 0 })
+	testtree.Eventually(t, "error", func() bool {
+		return judgetest.Gauges(t, reg, "nodeprobe_sampler_read_errors_total")["memory_cgroup"] > 0
+	})
 	if got := memory(); got != 1 {
 		t.Errorf("condition is %v without evidence", got)
 	}
@@ -108,7 +111,7 @@ func TestStateBeforeRun(t *testing.T) {
 
 func TestAgentChecksThresholds(t *testing.T) {
 	cfg, log := treeConfig(t, testtree.New(t, nil))
-	cfg.Thresholds = thresholds(t, map[string]string{"pid.available": "40k"})
+	cfg.Thresholds = judgetest.Thresholds(t, map[string]string{"pid.available": "40k"})
 	a, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -138,7 +141,7 @@ func TestOneAgentPerRegistry(t *testing.T) {
 		t.Errorf("%d metrics after a second New, %d before", got, before)
 	}
 	stop := running(t, first)
-	if got := gauges(t, reg, "nodeprobe_condition_status"); got["MemoryPressure"] != 0 {
+	if got := judgetest.Gauges(t, reg, "nodeprobe_condition_status"); got["MemoryPressure"] != 0 {
 		t.Errorf("the first does not go on: %v", got)
 	}
 	if err := stop(); !errors.Is(err, context.Canceled) {
@@ -188,7 +191,7 @@ func TestAgentGivesBack(t *testing.T) {
 		} {
 			t.Run(string(mode)+" "+name, func(t *testing.T) {
 				api := newAPIServer(t)
-				files, stacks := openFiles(t), len(goroutines())
+				files, stacks := openFiles(t), len(testtree.Goroutines())
 				cfg, _ := treeConfig(t, testtree.New(t, nil))
 				cfg.Mode, cfg.API, cfg.ExitMessage = mode, api.config, "bye"
 				a, err := New(cfg)
@@ -212,7 +215,7 @@ func TestAgentGivesBack(t *testing.T) {
 				if err := a.Reload(cfg); err == nil && test.quiet {
 					t.Error("a configuration is in force in an agent that never runs")
 				}
-				testtree.Eventually(t, "goroutines are gone", func() bool { return len(goroutines()) <= stacks })
+				testtree.Eventually(t, "goroutines are gone", func() bool { return len(testtree.Goroutines()) <= stacks })
 				testtree.Eventually(t, "files are closed", func() bool { return openFiles(t) <= files })
 			})
 		}

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/utils/cpuset"
 
+	"github.com/nodeprobe/nodeprobe/internal/judge/judgetest"
 	"github.com/nodeprobe/nodeprobe/internal/testtree"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/cri"
@@ -127,11 +128,11 @@ func TestVectors(t *testing.T) {
 			cfg.NodeName = "192.0.2.7" // its own address: nothing is looked up
 			cfg.KubeReserved, cfg.SystemReserved = list(test.kube), list(test.system)
 			if test.hard != nil {
-				cfg.EvictionReserved = thresholds(t, test.hard)
+				cfg.EvictionReserved = judgetest.Thresholds(t, test.hard)
 			}
 			content := node.New(nodeConfig(&cfg))
-			content.Observe(node.Facts{Snapshot: probe.Snapshot{Time: begin, Capacity: test.capacity}})
-			got, _, err := content.Initial(t.Context(), begin)
+			content.Observe(node.Facts{Snapshot: probe.Snapshot{Time: judgetest.Begin, Capacity: test.capacity}})
+			got, _, err := content.Initial(t.Context(), judgetest.Begin)
 			if err != nil {
 				t.Fatal(err)
 			}

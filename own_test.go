@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/nodeprobe/nodeprobe/internal/judge/judgetest"
 	"github.com/nodeprobe/nodeprobe/internal/testtree"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
@@ -153,7 +154,7 @@ func TestConditionsInModeOwn(t *testing.T) {
 	api := newAPIServer(t)
 	cfg, _ := treeConfig(t, testtree.New(t, nil))
 	cfg.Mode, cfg.API = Own, api.config
-	cfg.Conditions = append(cfg.Conditions, rule(t, "example.com/Short", "MemoryPressure"), rule(t, "example.com/Low", "memory.available < 7Gi"))
+	cfg.Conditions = append(cfg.Conditions, judgetest.Rule(t, "example.com/Short", "MemoryPressure"), judgetest.Rule(t, "example.com/Low", "memory.available < 7Gi"))
 	a, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -201,7 +202,7 @@ func TestFactsAreNotLost(t *testing.T) {
 	t.Cleanup(a.Close)
 	m := a.mode.(*ownMode)
 	for i := range 300 {
-		s := at(time.Duration(i)*time.Second, 50)
+		s := judgetest.At(time.Duration(i)*time.Second, 50)
 		s.Capacity = probe.Capacity{CPUs: int64(1 + i), Memory: 8 << 30, MemoryOK: true}
 		why, limit := fmt.Sprintf("leaving %d;", i), int64(i)
 		var sources sync.WaitGroup
@@ -270,7 +271,7 @@ func TestOwnNoticesMachine(t *testing.T) {
 	}
 	defer a.Close()
 	m := a.mode.(*ownMode)
-	now := at(0, 50)
+	now := judgetest.At(0, 50)
 	sample := func() {
 		changed, _ := a.judge.Observe(now)
 		m.observe(now, changed)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/nodeprobe/nodeprobe/internal/judge/judgetest"
 	"github.com/nodeprobe/nodeprobe/internal/testtree"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 )
@@ -22,13 +23,13 @@ func TestReload(t *testing.T) {
 		t.Fatal(err)
 	}
 	more := cfg
-	more.Thresholds = thresholds(t, map[string]string{"memory.available": "7Gi"}) // of which 6 are available
+	more.Thresholds = judgetest.Thresholds(t, map[string]string{"memory.available": "7Gi"}) // of which 6 are available
 	if err := a.Reload(more); !errors.Is(err, errNothingSampled) {
 		t.Errorf("before the first sample: %v", err)
 	}
 	running(t, a)
 	reg := cfg.Registerer.(prometheus.Gatherer)
-	memory := func() float64 { return gauges(t, reg, "nodeprobe_condition_status")["MemoryPressure"] }
+	memory := func() float64 { return judgetest.Gauges(t, reg, "nodeprobe_condition_status")["MemoryPressure"] }
 	testtree.Eventually(t, "no pressure", func() bool { return memory() == 0 })
 
 	wrong := more
@@ -63,8 +64,8 @@ func TestReload(t *testing.T) {
 	}
 	testtree.Eventually(t, "as it was", func() bool { return memory() == 0 })
 
-	more.Thresholds = thresholds(t, map[string]string{"pid.available": "40k"})
-	more.Conditions = []pressure.Rule{rule(t, "example.com/Few", "pid.available < 40000")}
+	more.Thresholds = judgetest.Thresholds(t, map[string]string{"pid.available": "40k"})
+	more.Conditions = []pressure.Rule{judgetest.Rule(t, "example.com/Few", "pid.available < 40000")}
 	if err := a.Reload(more); err != nil {
 		t.Error(err)
 	}
@@ -193,7 +194,7 @@ func TestReloadChecksReservations(t *testing.T) {
 	}
 	running(t, a)
 	more := cfg
-	more.SystemReserved, more.Thresholds = list(map[string]string{"memory": "64Gi"}), thresholds(t, map[string]string{"memory.available": "7Gi"})
+	more.SystemReserved, more.Thresholds = list(map[string]string{"memory": "64Gi"}), judgetest.Thresholds(t, map[string]string{"memory.available": "7Gi"})
 	if err := a.Reload(more); err == nil || !strings.Contains(err.Error(), "memory") {
 		t.Errorf("Reload: %v", err)
 	}

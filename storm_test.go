@@ -9,6 +9,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/nodeprobe/nodeprobe/internal/judge/judgetest"
 	"github.com/nodeprobe/nodeprobe/internal/testtree"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 )
@@ -34,8 +35,8 @@ func TestStorm(t *testing.T) {
 			}
 			stop := running(t, a)
 			few, many := cfg, cfg
-			few.Conditions, few.Thresholds = nil, thresholds(t, map[string]string{"memory.available": "7Gi"})
-			many.Conditions = append([]pressure.Rule{rule(t, "example.com/Few", "pid.available < 40000")}, cfg.Conditions...)
+			few.Conditions, few.Thresholds = nil, judgetest.Thresholds(t, map[string]string{"memory.available": "7Gi"})
+			many.Conditions = append([]pressure.Rule{judgetest.Rule(t, "example.com/Few", "pid.available < 40000")}, cfg.Conditions...)
 			var storm sync.WaitGroup
 			ctx, calm := context.WithTimeout(t.Context(), 300*time.Millisecond)
 			defer calm()

@@ -1,16 +1,13 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"io"
 	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
-	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -48,37 +45,6 @@ func writeConfig(t *testing.T, fields string) string {
 // patience is how long a test waits for what must happen.
 const patience = 30 * time.Second
 
-// logBuffer is written and read at the same time.
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-// goroutines returns the stacks of those that are in nodeprobe's code.
-func goroutines() []string {
-	buf := make([]byte, 1<<20)
-	buf = buf[:runtime.Stack(buf, true)]
-	var stacks []string
-	for stack := range strings.SplitSeq(string(buf), "\n\n") {
-		if strings.Contains(stack, "nodeprobe/nodeprobe/") && !strings.Contains(stack, "testing.tRunner") {
-			stacks = append(stacks, stack)
-		}
-	}
-	return stacks
-}
-
 // gauge returns the value of a metric's series with that one label, or without any.
 func gauge(t *testing.T, reg prometheus.Gatherer, name, label string) float64 {
 	t.Helper()
@@ -99,7 +65,7 @@ func gauge(t *testing.T, reg prometheus.Gatherer, name, label string) float64 {
 
 // started is "nodeprobe run" in this process.
 type started struct {
-	stdout, stderr logBuffer
+	stdout, stderr testtree.Log
 	code           chan int
 }
 

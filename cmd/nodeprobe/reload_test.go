@@ -27,7 +27,7 @@ type reloading struct {
 	t     *testing.T
 	file  string
 	level *slog.LevelVar
-	log   *logBuffer
+	log   *testtree.Log
 }
 
 // reloadConfig has 6 of 8 GiB available in the tree, so that only a threshold of more
@@ -40,7 +40,7 @@ func reloadConfig(memory, more string) string {
 
 func runReloading(t *testing.T) *reloading {
 	t.Helper()
-	r := &reloading{t: t, file: filepath.Join(t.TempDir(), "config.yaml"), level: new(slog.LevelVar), log: &logBuffer{}}
+	r := &reloading{t: t, file: filepath.Join(t.TempDir(), "config.yaml"), level: new(slog.LevelVar), log: &testtree.Log{}}
 	r.write(reloadConfig("1Gi", ""))
 	loader := &loader{files: config.Files{Own: r.file}}
 	loaded, err := loader.load()

@@ -13,7 +13,7 @@ import (
 
 // The command from start to end: it serves what it says, and leaves nothing.
 func TestRun(t *testing.T) {
-	before := goroutines()
+	before := testtree.Goroutines()
 	ctx, stop := context.WithCancel(t.Context())
 	tr := testtree.New(t, nil)
 	s := start(ctx, append(flags(tr), "--config", writeConfig(t, "sampleInterval: 100ms\n"), "--web.listen-address=127.0.0.1:0")...)
@@ -53,7 +53,7 @@ func TestRun(t *testing.T) {
 		t.Error("the port is still open")
 	}
 	http.DefaultClient.CloseIdleConnections()
-	testtree.Eventually(t, "no goroutine left", func() bool { return len(goroutines()) <= len(before) })
+	testtree.Eventually(t, "no goroutine left", func() bool { return len(testtree.Goroutines()) <= len(before) })
 }
 
 // A wrong path is not ready, and says why; a machine without PSI is ready.

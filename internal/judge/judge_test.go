@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/nodeprobe/nodeprobe/internal/judge/judgetest"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 )
@@ -32,7 +33,7 @@ func testJudge(t *testing.T) (*Judge, *prometheus.Registry, *strings.Builder) {
 	t.Helper()
 	reg, log := prometheus.NewPedanticRegistry(), &strings.Builder{}
 	cfg := judgeConfig()
-	cfg.Thresholds = thresholds(t, map[string]string{"memory.available": "5%", "pid.available": "5%"})
+	cfg.Thresholds = judgetest.Thresholds(t, map[string]string{"memory.available": "5%", "pid.available": "5%"})
 	return New(cfg, watchNothing, slog.New(slog.NewTextHandler(log, nil)), reg), reg, log
 }
 
@@ -55,10 +56,10 @@ func TestJudge(t *testing.T) {
 		if step == "nothing yet" {
 			status = map[string]float64{"MemoryPressure": -1, "DiskPressure": -1, "PIDPressure": -1}
 		}
-		if diff := cmp.Diff(status, gauges(t, reg, "nodeprobe_condition_status")); diff != "" {
+		if diff := cmp.Diff(status, judgetest.Gauges(t, reg, "nodeprobe_condition_status")); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", step, diff)
 		}
-		if got := gauges(t, reg, "nodeprobe_condition_transitions_total")["MemoryPressure"]; got != transitions || woken != wakes {
+		if got := judgetest.Gauges(t, reg, "nodeprobe_condition_transitions_total")["MemoryPressure"]; got != transitions || woken != wakes {
 			t.Errorf("%s: %v transitions, woken %d times, want %v and %d", step, got, woken, transitions, wakes)
 		}
 		if lines := strings.Count(log.String(), "condition changed"); lines != int(transitions) {
@@ -66,18 +67,18 @@ func TestJudge(t *testing.T) {
 		}
 	}
 	want("nothing yet", -1, 0, 0)
-	observe(at(0, 50))
+	observe(judgetest.At(0, 50))
 	want("the first look finds nothing", 0, 0, 1)
-	observe(at(10*time.Second, 4))
+	observe(judgetest.At(10*time.Second, 4))
 	want("pressure", 1, 1, 2)
-	observe(at(20*time.Second, 3))
+	observe(judgetest.At(20*time.Second, 3))
 	want("still", 1, 1, 2)
-	observe(at(30*time.Second, 50))
+	observe(judgetest.At(30*time.Second, 50))
 	want("held", 1, 1, 2)
-	if a := m.Assess(); !a.Verdicts[pressure.MemoryPressure].Held || !a.Snapshot.Time.Equal(begin.Add(30*time.Second)) {
+	if a := m.Assess(); !a.Verdicts[pressure.MemoryPressure].Held || !a.Snapshot.Time.Equal(judgetest.Begin.Add(30*time.Second)) {
 		t.Errorf("assessment: %+v", a)
 	}
-	observe(at(20*time.Second+transition, 50))
+	observe(judgetest.At(20*time.Second+transition, 50))
 	want("over", 0, 2, 3)
 	if want := `condition=MemoryPressure status=True threshold=memory.available<5% available=4 limit=5 unit=bytes`; !strings.Contains(log.String(), want) {
 		t.Errorf("no evidence %s in\n%s", want, log)
@@ -87,7 +88,7 @@ func TestJudge(t *testing.T) {
 // Conditions of our own are counted as the kubelet's are: each change of the status,
 // and not that the first look finds nothing, nor that the words are others.
 func TestTransitionsOfOurOwn(t *testing.T) {
-	low, other := rule(t, "example.com/Low", "memory.available < 20"), rule(t, "example.com/Other", "pid.available < 20")
+	low, other := judgetest.Rule(t, "example.com/Low", "memory.available < 20"), judgetest.Rule(t, "example.com/Other", "pid.available < 20")
 	reg := prometheus.NewPedanticRegistry()
 	cfg := judgeConfig()
 	cfg.Rules = []pressure.Rule{low}
@@ -96,13 +97,13 @@ func TestTransitionsOfOurOwn(t *testing.T) {
 	step := func(what string, memory int64, want map[string]float64) {
 		t.Helper()
 		now += time.Minute
-		s := at(now, memory)
+		s := judgetest.At(now, memory)
 		s.Signals[probe.MemoryAvailable].OK = memory >= 0
 		m.Observe(s)
 		for _, c := range []string{"MemoryPressure", "DiskPressure", "PIDPressure"} {
 			want[c] = 0
 		}
-		if diff := cmp.Diff(want, gauges(t, reg, "nodeprobe_condition_transitions_total")); diff != "" {
+		if diff := cmp.Diff(want, judgetest.Gauges(t, reg, "nodeprobe_condition_transitions_total")); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", what, diff)
 		}
 	}
@@ -147,7 +148,7 @@ func TestSeed(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			m, reg, _ := testJudge(t)
-			s := at(0, test.memory)
+			s := judgetest.At(0, test.memory)
 			s.Machine.BootID = test.ours
 			m.Observe(s)
 			node := &v1.Node{}
@@ -165,18 +166,18 @@ func TestSeed(t *testing.T) {
 			if v := f.Verdicts[pressure.PIDPressure]; v.Status != pressure.False {
 				t.Errorf("another condition: %+v", v)
 			}
-			if got := gauges(t, reg, "nodeprobe_condition_transitions_total")["MemoryPressure"]; got != test.wantTransition {
+			if got := judgetest.Gauges(t, reg, "nodeprobe_condition_transitions_total")["MemoryPressure"]; got != test.wantTransition {
 				t.Errorf("%v transitions, want %v: a restart is none", got, test.wantTransition)
 			}
 			if !test.held {
 				return
 			}
 			// It ends as if there had been no restart.
-			m.Observe(at(transition-time.Second, 50))
+			m.Observe(judgetest.At(transition-time.Second, 50))
 			if v := m.Assess().Verdicts[pressure.MemoryPressure]; v.Status != pressure.True {
 				t.Errorf("before the transition period: %+v", v)
 			}
-			m.Observe(at(transition, 50))
+			m.Observe(judgetest.At(transition, 50))
 			if v := m.Assess().Verdicts[pressure.MemoryPressure]; v.Status != pressure.False {
 				t.Errorf("after the transition period: %+v", v)
 			}
@@ -187,7 +188,7 @@ func TestSeed(t *testing.T) {
 // A signal that cannot be read does not end what the API server says.
 func TestSeedWithoutEvidence(t *testing.T) {
 	m, _, _ := testJudge(t)
-	s := at(0, 0)
+	s := judgetest.At(0, 0)
 	s.Signals[probe.MemoryAvailable] = probe.Observation{Err: errors.New("gone")}
 	m.Observe(s)
 	node := &v1.Node{}
@@ -207,7 +208,7 @@ func TestJudgeConcurrently(t *testing.T) {
 	node.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeMemoryPressure, Status: v1.ConditionTrue}}
 	var tasks sync.WaitGroup
 	for _, call := range []func(i int){
-		func(i int) { m.Observe(at(time.Duration(i)*transition, int64(i%10))) },
+		func(i int) { m.Observe(judgetest.At(time.Duration(i)*transition, int64(i%10))) },
 		func(int) { m.Seed(node, true) },
 		func(int) { m.Assess() },
 		func(int) {
@@ -231,8 +232,8 @@ func TestNextSample(t *testing.T) {
 	m, _, _ := testJudge(t)
 	var again time.Duration
 	m.limits = watching(func() ([]bool, time.Duration) { return []bool{true, true}, again })
-	m.Observe(at(0, 6)) // the first two samples make a rate
-	m.Observe(at(time.Second, 6))
+	m.Observe(judgetest.At(0, 6)) // the first two samples make a rate
+	m.Observe(judgetest.At(time.Second, 6))
 	for _, test := range []struct{ again, want time.Duration }{
 		{0, m.interval},
 		{10 * time.Millisecond, 10 * time.Millisecond},
@@ -241,7 +242,7 @@ func TestNextSample(t *testing.T) {
 		again = test.again
 		var got time.Duration
 		for i := range 5 { // it grows in steps
-			_, got = m.Observe(at(time.Duration(i+2)*time.Second, 6))
+			_, got = m.Observe(judgetest.At(time.Duration(i+2)*time.Second, 6))
 		}
 		if got != test.want {
 			t.Errorf("again after %s: next sample after %s, want %s", test.again, got, test.want)
@@ -253,10 +254,10 @@ func TestNextSample(t *testing.T) {
 // sample when a hold ends.
 func TestOwnConditions(t *testing.T) {
 	cfg := judgeConfig()
-	cfg.Thresholds, cfg.TransitionPeriod = thresholds(t, map[string]string{"memory.available": "5%"}), 0
-	low := rule(t, "example.com/Low", "memory.available < 50%")
+	cfg.Thresholds, cfg.TransitionPeriod = judgetest.Thresholds(t, map[string]string{"memory.available": "5%"}), 0
+	low := judgetest.Rule(t, "example.com/Low", "memory.available < 50%")
 	low.Hold = 4 * time.Second
-	cfg.Rules = []pressure.Rule{rule(t, "example.com/Short", "MemoryPressure"), low}
+	cfg.Rules = []pressure.Rule{judgetest.Rule(t, "example.com/Short", "MemoryPressure"), low}
 	reg, changes := prometheus.NewPedanticRegistry(), 0
 	m := New(cfg, watchNothing, slog.New(slog.DiscardHandler), reg)
 	for _, step := range []struct {
@@ -273,11 +274,11 @@ func TestOwnConditions(t *testing.T) {
 		{5 * time.Second, 80, 0, 1, 4, time.Second},
 		{6 * time.Second, 80, 0, 0, 5, 10 * time.Second},
 	} {
-		changed, next := m.Observe(at(step.at, step.memory))
+		changed, next := m.Observe(judgetest.At(step.at, step.memory))
 		if changed {
 			changes++
 		}
-		got := gauges(t, reg, "nodeprobe_condition_status")
+		got := judgetest.Gauges(t, reg, "nodeprobe_condition_status")
 		if got["example.com/Short"] != step.short || got["example.com/Low"] != step.low || changes != step.changes || next > step.next {
 			t.Errorf("at %s: %v, %d changes, next in %s; want %+v", step.at, got, changes, next, step)
 		}
@@ -287,13 +288,13 @@ func TestOwnConditions(t *testing.T) {
 // Metrics follow other thresholds, more of them and fewer.
 func TestMetricsAfterChange(t *testing.T) {
 	m, reg, _ := testJudge(t)
-	m.Observe(at(0, 80))
+	m.Observe(judgetest.At(0, 80))
 	cfg := judgeConfig()
 	for _, hard := range []map[string]string{
 		{"memory.available": "10%", "pid.available": "20%", "nodefs.available": "5%", "imagefs.available": "5%"},
 		{"pid.available": "50%"},
 	} {
-		cfg.Thresholds = thresholds(t, hard)
+		cfg.Thresholds = judgetest.Thresholds(t, hard)
 		m.Reload(cfg)
 		families, err := reg.Gather()
 		if err != nil {
@@ -323,14 +324,14 @@ func TestMetricsAfterChange(t *testing.T) {
 // cannot be ours: the API server would refuse it from us.
 func TestSeedRules(t *testing.T) {
 	cfg := judgeConfig()
-	short := rule(t, "example.com/X", "memory.available < 5%")
+	short := judgetest.Rule(t, "example.com/X", "memory.available < 5%")
 	short.Hold = time.Minute
 	cfg.Rules = []pressure.Rule{short}
 	for reason, want := range map[string]pressure.Status{
 		"Worse": pressure.True, "": pressure.False, "two words": pressure.False, "Worse\n": pressure.False, strings.Repeat("x", 129): pressure.False,
 	} {
 		m := New(cfg, watchNothing, slog.New(slog.DiscardHandler), prometheus.NewRegistry())
-		m.Observe(at(0, 50))
+		m.Observe(judgetest.At(0, 50))
 		m.Seed(&v1.Node{Status: v1.NodeStatus{
 			NodeInfo:   v1.NodeSystemInfo{BootID: "this-boot"},
 			Conditions: []v1.NodeCondition{{Type: "example.com/X", Status: v1.ConditionTrue, Reason: reason}},

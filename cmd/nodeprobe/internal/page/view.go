@@ -2,8 +2,6 @@ package page
 
 import (
 	"cmp"
-	"errors"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/duration"
@@ -104,7 +102,7 @@ type errorView struct {
 func newView(state *nodeprobe.State) view {
 	s := &state.Snapshot
 	v := view{Time: s.Time.Round(0), Took: s.Took.Round(time.Microsecond).String()}
-	v.Tier, v.TierReason = tier(s, state.Hooks)
+	v.Tier, v.TierReason = state.Tier()
 	for i := range s.Signals {
 		sig := probe.Signal(i)
 		if sig == probe.ContainerFsAvailable || sig == probe.ContainerFsInodesFree {
@@ -206,29 +204,4 @@ func newKernelView(c *bpf.Counters) *kernelView {
 		v.BlockErrors = &c.BlockErrors
 	}
 	return &v
-}
-
-// tier returns what the figures come from, "procfs" alone, "psi" too, or "bpf" as well,
-// and why not from more.
-func tier(s *probe.Snapshot, hooks []bpf.Hook) (name, reason string) {
-	name = "psi"
-	var reasons []string
-	for _, h := range hooks {
-		switch {
-		case h.Attached:
-			name = "bpf"
-		case len(reasons) > 0: // one is enough
-		case errors.Is(h.Err, bpf.ErrDisabled):
-			reasons = append(reasons, "BPF is "+h.Err.Error())
-		default:
-			reasons = append(reasons, h.Name+": "+h.Err.Error())
-		}
-	}
-	if err := s.Pressure[probe.MemoryResource].Err; err != nil {
-		reasons = append(reasons, err.Error())
-		if name == "psi" {
-			name = "procfs"
-		}
-	}
-	return name, strings.Join(reasons, "; ")
 }

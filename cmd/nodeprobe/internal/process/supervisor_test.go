@@ -1,7 +1,6 @@
 package process
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -11,41 +10,15 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/nodeprobe/nodeprobe/internal/testtree"
 )
 
 // patience is how long a test waits for something that must happen.
 const patience = 30 * time.Second
-
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !condition(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %s", what, patience)
-		}
-	}
-}
-
-// logBuffer is safe for concurrent use.
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
 
 // listenAsManager plays systemd. It returns the messages.
 func listenAsManager(t *testing.T, address string) <-chan string {
@@ -90,7 +63,7 @@ func TestSupervisor(t *testing.T) {
 			messages := listenAsManager(t, address)
 			t.Setenv(envWatchdogTime, "2000") // µs: a ping every millisecond
 			t.Setenv(envWatchdogPID, strconv.Itoa(os.Getpid()))
-			log := &logBuffer{}
+			log := &testtree.Log{}
 			var dead atomic.Bool
 			var asked atomic.Int64
 			var status atomic.Pointer[string]
@@ -139,12 +112,12 @@ func TestSupervisor(t *testing.T) {
 			want("STATUS=two")
 
 			dead.Store(true)
-			eventually(t, "a ping withheld", func() bool { return strings.Contains(log.String(), "watchdog ping withheld") })
+			testtree.Eventually(t, "a ping withheld", func() bool { return strings.Contains(log.String(), "watchdog ping withheld") })
 			set("three")
 			s.Wake()
 			want("STATUS=three")
 			before := asked.Load()
-			eventually(t, "more checks", func() bool { return asked.Load() > before+20 })
+			testtree.Eventually(t, "more checks", func() bool { return asked.Load() > before+20 })
 			pings = 0
 			set("four")
 			s.Wake()
@@ -233,10 +206,10 @@ func TestSupervisorDoesNotRead(t *testing.T) {
 	}
 	defer conn.Close()
 	t.Setenv(envNotifySocket, address)
-	log := &logBuffer{}
+	log := &testtree.Log{}
 	s := NewSupervisor(SupervisorConfig{Logger: slog.New(slog.NewTextHandler(log, nil))})
 	s.timeout = time.Millisecond
-	eventually(t, "the queue is full", func() bool {
+	testtree.Eventually(t, "the queue is full", func() bool {
 		s.notify("READY=1")
 		return log.String() != ""
 	})
@@ -248,7 +221,7 @@ func TestSupervisorDoesNotRead(t *testing.T) {
 
 // A manager that is gone costs one line, and another when it is back.
 func TestSupervisorIsGone(t *testing.T) {
-	log := &logBuffer{}
+	log := &testtree.Log{}
 	address := filepath.Join(t.TempDir(), "notify")
 	t.Setenv(envNotifySocket, address)
 	s := NewSupervisor(SupervisorConfig{Logger: slog.New(slog.NewTextHandler(log, nil))})

@@ -15,6 +15,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nodeprobe/nodeprobe/internal/testtree"
 )
 
 // hungUp is a connection that notes when it is closed.
@@ -185,7 +187,7 @@ func TestEvictedRequestsEnd(t *testing.T) {
 		<-asked
 		io.WriteString(conn, "G")
 	}
-	eventually(t, "those who were hung up on are gone", func() bool { return asking.Load() <= maxConnections })
+	testtree.Eventually(t, "those who were hung up on are gone", func() bool { return asking.Load() <= maxConnections })
 }
 
 // The listeners share the limit: however many connections hold one of them, a kubelet's

@@ -22,6 +22,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/crypto/bcrypt"
+
+	"github.com/nodeprobe/nodeprobe/internal/testtree"
 )
 
 // testHash is that of "secret", at the least cost.
@@ -347,7 +349,7 @@ func TestReloadOfFileThatHangs(t *testing.T) {
 		return resp.Header.Get("X-Frame-Options")
 	}
 	frames()
-	answer := hangingFile(t, path)
+	answer := testtree.HangingFile(t, path)
 	for range 3 {
 		if got := frames(); got != "deny" || inForce(t, s) != 0 {
 			t.Errorf("while the file hangs: header %q, in force %v", got, inForce(t, s))
@@ -357,7 +359,7 @@ func TestReloadOfFileThatHangs(t *testing.T) {
 		t.Errorf("said %d times:\n%s", n, s.log)
 	}
 	answer("http_server_config:\n  headers:\n    X-Frame-Options: sameorigin\n")
-	eventually(t, "new file in force", func() bool { return frames() == "sameorigin" && inForce(t, s) == 1 })
+	testtree.Eventually(t, "new file in force", func() bool { return frames() == "sameorigin" && inForce(t, s) == 1 })
 }
 
 // clientFrom returns a client that connects from an address of this machine.

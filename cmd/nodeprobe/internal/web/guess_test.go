@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/nodeprobe/nodeprobe/internal/testtree"
 )
 
 // hasher stands where the toolkit's handler does: it takes a while to find out whether a
@@ -241,7 +243,7 @@ func TestGuessersOfToolkit(t *testing.T) {
 			t.Errorf("%v %q %v", resp, body, err)
 		}
 	}
-	eventually(t, "a second guess is hashed", func() bool { return hashed.Load() >= 2 })
+	testtree.Eventually(t, "a second guess is hashed", func() bool { return hashed.Load() >= 2 })
 	close(stop)
 	guessers.Wait()
 	if limit := int64(time.Since(begin)/guessPause) + 1; hashed.Load() > limit {

@@ -2,7 +2,6 @@ package web
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -11,9 +10,10 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
-	"sync"
 	"testing"
 	"time"
+
+	"github.com/nodeprobe/nodeprobe/internal/testtree"
 )
 
 // ask sends a request to a handler and returns status and body.
@@ -23,40 +23,13 @@ func ask(h http.Handler, method, path string) (int, string) {
 	return w.Code, w.Body.String()
 }
 
-// logBuffer is written and read at the same time.
-type logBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
 const patience = 30 * time.Second
-
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(patience); !condition(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %s", what, patience)
-		}
-	}
-}
 
 // running is a Server that serves until the test ends.
 type running struct {
 	*Server
 	t    *testing.T
-	log  *logBuffer
+	log  *testtree.Log
 	stop func() error // returns what Run returns
 }
 
@@ -78,7 +51,7 @@ func servingMain(t *testing.T, cfg Config, routes Routes, change func(*http.Serv
 
 func start(t *testing.T, cfg Config, run func(context.Context, *Server) error) *running {
 	t.Helper()
-	r := &running{t: t, log: new(logBuffer)}
+	r := &running{t: t, log: new(testtree.Log)}
 	cfg.Listen = "127.0.0.1:0"
 	var err error
 	if r.Server, err = New(t.Context(), cfg, slog.New(slog.NewTextHandler(r.log, nil))); err != nil {
@@ -125,7 +98,7 @@ func TestWrongRequests(t *testing.T) {
 // What goes wrong with a client is no line on standard error, which may be a
 // live table.
 func TestServerLogs(t *testing.T) {
-	var log logBuffer
+	var log testtree.Log
 	s, err := New(t.Context(), Config{}, slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	if err != nil {
 		t.Fatal(err)
@@ -228,7 +201,7 @@ func TestServeFails(t *testing.T) {
 	s.health.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
-	eventually(t, "the other listener is closed", func() bool {
+	testtree.Eventually(t, "the other listener is closed", func() bool {
 		conn, err := new(net.Dialer).DialContext(ctx, "tcp", s.Address())
 		if err == nil {
 			conn.Close()

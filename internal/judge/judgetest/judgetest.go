@@ -1,4 +1,5 @@
-package judge
+// Package judgetest makes snapshots, thresholds and rules for tests of verdicts.
+package judgetest
 
 import (
 	"testing"
@@ -10,21 +11,21 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 )
 
-// begin is any moment.
-var begin = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+// Begin is any moment.
+var Begin = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// at is a snapshot so long after begin, with so many percent of memory available. All
+// At is a snapshot so long after Begin, with so many percent of memory available. All
 // PIDs are.
-func at(after time.Duration, memory int64) *probe.Snapshot {
-	s := &probe.Snapshot{Time: begin.Add(after)}
+func At(after time.Duration, memory int64) *probe.Snapshot {
+	s := &probe.Snapshot{Time: Begin.Add(after)}
 	s.Machine.BootID = "this-boot"
 	s.Signals[probe.MemoryAvailable] = probe.Observation{Available: memory, Capacity: 100, OK: true}
 	s.Signals[probe.PIDAvailable] = probe.Observation{Available: 100, Capacity: 100, OK: true}
 	return s
 }
 
-// thresholds parses hard ones, as evictionHard has them.
-func thresholds(t testing.TB, hard map[string]string) []pressure.Threshold {
+// Thresholds parses hard ones, as evictionHard has them.
+func Thresholds(t testing.TB, hard map[string]string) []pressure.Threshold {
 	t.Helper()
 	parsed, _, err := pressure.Parse(pressure.Config{Hard: hard})
 	if err != nil {
@@ -33,8 +34,8 @@ func thresholds(t testing.TB, hard map[string]string) []pressure.Threshold {
 	return parsed
 }
 
-// rule is a condition of one's own, with one clause.
-func rule(t testing.TB, kind, when string) pressure.Rule {
+// Rule is a condition of one's own, with one clause.
+func Rule(t testing.TB, kind, when string) pressure.Rule {
 	t.Helper()
 	clause, err := pressure.ParseClause(when)
 	if err != nil {
@@ -43,8 +44,8 @@ func rule(t testing.TB, kind, when string) pressure.Rule {
 	return pressure.Rule{Type: kind, When: []pressure.Clause{clause}, Reason: "Bad", OKReason: "Good"}
 }
 
-// gauges returns the value of each series of a metric by its first label.
-func gauges(t *testing.T, reg prometheus.Gatherer, name string) map[string]float64 {
+// Gauges returns the value of each series of a metric by its first label.
+func Gauges(t *testing.T, reg prometheus.Gatherer, name string) map[string]float64 {
 	t.Helper()
 	families, err := reg.Gather()
 	if err != nil {
