@@ -89,21 +89,6 @@ func (s *Server) Rules(ctx context.Context) ([]Rule, error) {
 	return rules, nil
 }
 
-// Alert is one that is pending or firing.
-type Alert struct {
-	State  string
-	Labels map[string]string
-}
-
-// Alerts returns all that are pending or firing.
-func (s *Server) Alerts(ctx context.Context) ([]Alert, error) {
-	var data struct{ Alerts []Alert }
-	if err := s.get(ctx, "/api/v1/alerts", &data); err != nil {
-		return nil, fmt.Errorf("list alerts: %w", err)
-	}
-	return data.Alerts, nil
-}
-
 // Scraped returns an error that says which targets have not been scraped well.
 func (s *Server) Scraped(ctx context.Context) error {
 	var data struct {
