@@ -122,7 +122,7 @@ func (c *Config) validateNode(f *fieldErrors) {
 		f.check("ImageEndpoint", "", errors.New("is set, but the endpoint of the container runtime is not"))
 	}
 	f.check("MaxImages", "", atLeast(c.MaxImages, -1))
-	if c.KubeletVersion != "" {
+	if c.KubeletVersion != "" && c.KubeletVersion != c.Version { // which is the default, whatever a build is called
 		if _, err := utilversion.ParseSemantic(c.KubeletVersion); err != nil {
 			f.check("KubeletVersion", "", fmt.Errorf("%q is not a semantic version such as v1.36.0", cut(c.KubeletVersion)))
 		}

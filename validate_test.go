@@ -46,6 +46,16 @@ func TestDefaultsAreValid(t *testing.T) {
 	}
 }
 
+// A build may have any name, and it is what the Node shows by default.
+func TestVersionOfABuild(t *testing.T) {
+	cfg := valid()
+	cfg.Version, cfg.KubeletVersion = "e2e+nodeprobe", ""
+	cfg = cfg.withDefaults()
+	if err := cfg.Validate(); err != nil || cfg.KubeletVersion != cfg.Version {
+		t.Errorf("shows %q: %v", cfg.KubeletVersion, err)
+	}
+}
+
 // Each field wrong in turn: the error names it, and nothing else.
 func TestValidate(t *testing.T) {
 	taint := v1.Taint{Key: "k", Effect: v1.TaintEffectNoExecute}
