@@ -9,15 +9,20 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
+	"github.com/nodeprobe/nodeprobe/test/harness/containerd"
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
+	"github.com/nodeprobe/nodeprobe/test/harness/kubelet"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
+	"github.com/nodeprobe/nodeprobe/test/harness/need"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/process"
 	"github.com/nodeprobe/nodeprobe/test/harness/wait"
@@ -119,5 +124,34 @@ func checkGPUs(t *testing.T, node *corev1.Node, want string) {
 	allocatable := node.Status.Allocatable[gpu]
 	if got := count(node); got != want || allocatable.String() != want {
 		t.Errorf("%s of %s GPUs allocatable, want %s", allocatable.String(), got, want)
+	}
+}
+
+// Beside a kubelet that is alive the agent refuses to run, and writes nothing.
+func TestBesideKubelet(t *testing.T) {
+	need.Root(t)
+	cp := controlplane.StartForTest(t)
+	name, dir, binary := controlplane.ObjectName(t), t.TempDir(), buildAgent(t)
+	runtime := containerd.Start(t, containerd.Options{Dir: t.TempDir()})
+	kubelet.Start(t, cp, kubelet.Options{NodeName: name, RuntimeEndpoint: runtime.Endpoint, Dir: t.TempDir()})
+	wait.Until(t, patience, "the kubelet has a Lease", func() error {
+		_, err := cp.Client().CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(t.Context(), name, metav1.GetOptions{})
+		return err
+	})
+	gpus := filepath.Join(dir, "gpus")
+	writeGPUs(t, gpus, "2\n")
+	ctx, stop := context.WithTimeout(t.Context(), patience)
+	defer stop()
+	out, err := exec.CommandContext(ctx, binary, name, must.Get(cp.NodeKubeconfig(name))(t), gpus).CombinedOutput()
+	if err == nil || ctx.Err() != nil || !strings.Contains(string(out), "kubelet renewed its lease") {
+		t.Errorf("it did not refuse: %v\n%s", err, out)
+	}
+	node, err := cp.Client().CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return // the kubelet has not registered yet
+	}
+	must.OK(t, err)
+	if _, written := node.Status.Capacity[gpu]; written || node.Labels["example.com/gpu-agent"] != "" {
+		t.Errorf("it wrote to the kubelet's Node: %+v", node)
 	}
 }
