@@ -81,7 +81,7 @@ func TestBadRuntime(t *testing.T) {
 				t.Errorf("complains %q, want the place: %s", complaint.Err, want)
 			}
 			// The process is ready all the same: it says what there is to say.
-			must.Note(t, stage.Code(a, "/readyz", 200))
+			n.WaitReady(a) // after the first Lease
 
 			filled := time.Now()
 			must.OK(t, fs.Fill(full))
