@@ -81,7 +81,7 @@ func TestAugment(t *testing.T) {
 	}
 }
 
-// What is posted are the latest findings, whoever hands them over, and nothing any more
+// The latest findings are posted, no matter which goroutine sets them, and nothing any more
 // once Run has ended.
 func TestAugmentPostsTheLatest(t *testing.T) {
 	cfg, _ := treeConfig(t, testtree.New(t, nil))

@@ -34,7 +34,7 @@ var ErrOccupied = errors.New("a node has one status writer")
 // read, or not exist. A credential that may not get the Lease never gets further,
 // as the log and /readyz report; the Heartbeater could not use it either. A Node that
 // may be patched but not read is read by an empty patch of its status, which changes
-// nothing, whoever the Node belongs to.
+// nothing, no matter whose Node it is.
 //
 // The API server records the field manager of each field's last writer, by default the
 // name of its binary. Programs that embed a kubelet have names of their own (k3s,

@@ -70,7 +70,7 @@ func (r Request) String() string {
 }
 
 // StartForTest starts a proxy that passes requests on to the control plane as the
-// given user, whoever the client says it is, until the test ends. If that failed the
+// given user, no matter what the client claims to be, until the test ends. If that failed the
 // requests are logged.
 func StartForTest(t testing.TB, cp *controlplane.ControlPlane, user string, groups ...string) *Proxy {
 	t.Helper()

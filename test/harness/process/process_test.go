@@ -52,7 +52,7 @@ func TestWaitReadyAfterExit(t *testing.T) {
 	}
 }
 
-// What a killed test leaves behind would be there for the next: nothing is.
+// A killed test leaves nothing behind for the next one.
 func TestDiesWithParent(t *testing.T) {
 	if os.Getenv("NODEPROBE_PROCESS_VICTIM") == "1" {
 		fmt.Printf("child %d\n", start(t, "exec sleep 60").PID())
