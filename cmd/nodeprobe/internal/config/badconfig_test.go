@@ -176,6 +176,15 @@ reservedSystemCPUs: 0-
 		{"image service without a runtime", header + "imageServiceEndpoint: unix:///run/images.sock\n", []string{
 			`:3: imageServiceEndpoint: is set, but the endpoint of the container runtime is not`,
 		}},
+		{"locked memory", header + "lockedMemoryLimit: 40MB\n", []string{`:3: lockedMemoryLimit: "40MB" is not a quantity: use 40M or 40Mi`}},
+		{"less locked memory than it needs", header + "lockedMemoryLimit: 8Mi\noomScoreAdj: -1001\n", []string{
+			`:3: lockedMemoryLimit: 8Mi is less than nodeprobe uses; use 16Mi or more, or 0 to lock nothing`,
+			`:4: oomScoreAdj: -1001 is not between -1000 and 1000`,
+		}},
+		{"negative locked memory", header + "lockedMemoryLimit: -1\noomScoreAdj: 1001\n", []string{
+			`:3: lockedMemoryLimit: -1 is less than nodeprobe uses; use 16Mi or more, or 0 to lock nothing`,
+			`:4: oomScoreAdj: 1001 is not between -1000 and 1000`,
+		}},
 		{"volume limits", header + `volumeLimits:
   disk.example.com: -1
   a.example.com: 2.5

@@ -78,8 +78,12 @@ type Loaded struct {
 	Kubeconfig       string // "" is the pod's service account
 	ImpersonateNode  bool
 	DropCapabilities bool
-	LogLevel         slog.Level
-	LogFormat        string // text or json
+	// LockedMemoryLimit is how many bytes may be locked; 0 locks nothing.
+	LockedMemoryLimit int64
+	// OOMScoreAdj is of this process, -1000 to 1000.
+	OOMScoreAdj int
+	LogLevel    slog.Level
+	LogFormat   string // text or json
 
 	// Remarks are worth a user's attention, and no errors.
 	Remarks Remarks

@@ -2,6 +2,7 @@ package config
 
 import (
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -205,6 +206,8 @@ webHealthListenAddress: :2
 webConfigFile: /w
 kubeconfig: /k
 impersonateNode: true
+lockedMemoryLimit: 64Mi
+oomScoreAdj: -500
 dropCapabilities: false
 logLevel: debug
 logFormat: json
@@ -239,12 +242,25 @@ logFormat: json
 		{"web", got.Web, Web{":1", ":2", "/w"}},
 		{"kubeconfig", got.Kubeconfig, "/k"},
 		{"impersonateNode", got.ImpersonateNode, true},
+		{"lockedMemoryLimit", got.LockedMemoryLimit, int64(64 << 20)},
+		{"oomScoreAdj", got.OOMScoreAdj, -500},
 		{"dropCapabilities", got.DropCapabilities, false},
 		{"logLevel", got.LogLevel, slog.LevelDebug},
 		{"logFormat", got.LogFormat, "json"},
 	} {
 		if diff := cmp.Diff(test.want, test.got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", test.name, diff)
+		}
+	}
+}
+
+// What is locked is bounded by a quantity, or nothing is.
+func TestLockedMemoryLimit(t *testing.T) {
+	for text, want := range map[string]int64{
+		"48Mi": 48 << 20, `"0"`: 0, "0Mi": 0, "16Mi": 16 << 20, "20000000": 2e7, "1e30": math.MaxInt64,
+	} {
+		if got := mustParse(t, "lockedMemoryLimit: "+text+"\n").LockedMemoryLimit; got != want {
+			t.Errorf("%s: %d, want %d", text, got, want)
 		}
 	}
 }

@@ -73,10 +73,13 @@ type file struct {
 	ConditionsOnExit   string               `yaml:"conditionsOnExit"`
 	Shadow             bool                 `yaml:"shadow"`
 
+	LockedMemoryLimit string `yaml:"lockedMemoryLimit"`
+	OOMScoreAdj       int32  `yaml:"oomScoreAdj"`
+	DropCapabilities  bool   `yaml:"dropCapabilities"`
+
 	WebListenAddress       string `yaml:"webListenAddress"`
 	WebHealthListenAddress string `yaml:"webHealthListenAddress"`
 	WebConfigFile          string `yaml:"webConfigFile"`
-	DropCapabilities       bool   `yaml:"dropCapabilities"`
 	LogLevel               string `yaml:"logLevel"`
 	LogFormat              string `yaml:"logFormat"`
 }

@@ -81,6 +81,7 @@ evictionSoft: {nodefs.available: 5%}
 kubeReserved: {gpu: 1}
 `,
 			dropIn: kubeletHeader + `nodeLeaseDurationSeconds: -1
+oomScoreAdj: -2000
 evictionHard: {imagefs.available: -5%}
 registerWithTaints: [{key: a, effect: Never}]
 `,
@@ -92,8 +93,9 @@ registerWithTaints: [{key: a, effect: Never}]
 			`kubelet.yaml:6: evictionSoft[nodefs.available]: grace period must be specified for the soft eviction threshold nodefs.available`,
 			`kubelet.yaml:7: kubeReserved[gpu]: "gpu" is not "cpu" or "memory" or "ephemeral-storage" or "pid"`,
 			`conf.d/10.conf:3: nodeLeaseDurationSeconds: -1 is less than 1`,
-			`conf.d/10.conf:4: evictionHard[imagefs.available]: eviction percentage threshold imagefs.available must be >= 0%: -5%`,
-			`conf.d/10.conf:5: registerWithTaints[0]: effect: "Never" is not "NoSchedule" or "PreferNoSchedule" or "NoExecute"`,
+			`conf.d/10.conf:4: oomScoreAdj: -2000 is not between -1000 and 1000`,
+			`conf.d/10.conf:5: evictionHard[imagefs.available]: eviction percentage threshold imagefs.available must be >= 0%: -5%`,
+			`conf.d/10.conf:6: registerWithTaints[0]: effect: "Never" is not "NoSchedule" or "PreferNoSchedule" or "NoExecute"`,
 			`own.yaml:3: port: 0 is less than 1`,
 			`own.yaml:4: evictionHard[pid.available]: "few" is not a quantity such as 100Mi, 1Gi or 1000`,
 		}},

@@ -164,6 +164,7 @@ func TestKubeletDefaults(t *testing.T) {
 		{"none", func(c *file) {
 			c.EvictionHard = map[string]string{}
 			c.NodeLeaseDurationSeconds = 120
+			c.OOMScoreAdj = 0 // is not unset
 		}},
 		{"back", func(*file) {}},    // null in a drop-in
 		{"deleted", func(*file) {}}, // by another drop-in than the one that set it

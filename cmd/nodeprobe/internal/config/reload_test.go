@@ -19,7 +19,7 @@ func TestMerge(t *testing.T) {
 		"reservedSystemCPUs": "0", "containerRuntimeEndpoint": "/run/other", "imageServiceEndpoint": "/run/other",
 		"kubeletVersion": "v1.2.3", "exitMessage": "other", "conditionsOnExit": "keep", "webListenAddress": ":1",
 		"webHealthListenAddress": ":2", "webConfigFile": "/other", "logLevel": "warn", "logFormat": "json",
-		"imageDirectories": "/other", "enforceNodeAllocatable": "none",
+		"imageDirectories": "/other", "lockedMemoryLimit": "64Mi", "enforceNodeAllocatable": "none",
 		"evictionSoftGracePeriod": "1m", "evictionHard": "1Gi", "evictionMinimumReclaim": "1Gi",
 		"systemReserved": "1", "kubeReserved": "1", "volumeLimits": "1", "nodeLabels": "other", "nodeAnnotations": "other",
 	}

@@ -42,10 +42,12 @@ func (f *file) resolve(base nodeprobe.Config) (*Loaded, []pressure.Note, []probl
 		Kubeconfig:       f.Kubeconfig,
 		ImpersonateNode:  f.ImpersonateNode,
 		DropCapabilities: f.DropCapabilities,
+		OOMScoreAdj:      int(f.OOMScoreAdj),
 		LogFormat:        f.LogFormat,
 		file:             copied,
 	}}
 	r.command()
+	r.process()
 	r.plain()
 	r.thresholds()
 	r.conditions()
@@ -63,6 +65,16 @@ func (r *resolver) command() {
 	r.check("logFormat", "", oneOf(r.LogFormat, "text", "json"))
 	r.check("logLevel", "", oneOf(r.LogLevel, "debug", "info", "warn", "error"))
 	_ = r.loaded.LogLevel.UnmarshalText([]byte(r.LogLevel)) // knows these four
+}
+
+// process is about the command's own process.
+func (r *resolver) process() {
+	limit, err := lockedMemoryLimit(r.LockedMemoryLimit)
+	r.check("lockedMemoryLimit", "", err)
+	r.loaded.LockedMemoryLimit = limit
+	if r.OOMScoreAdj < -1000 || r.OOMScoreAdj > 1000 {
+		r.check("oomScoreAdj", "", fmt.Errorf("%d is not between -1000 and 1000", r.OOMScoreAdj))
+	}
 }
 
 // plain copies what needs no parsing.

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"net"
 	"regexp"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/nodeprobe/nodeprobe/internal/printable"
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
 	"github.com/nodeprobe/nodeprobe/status/node"
 )
 
@@ -110,6 +112,23 @@ func volumeLimitName(key string) (v1.ResourceName, error) {
 		return "", errors.New("not the name of a CSI driver; use letters, digits, '-' and '.', such as disk.example.com")
 	}
 	return node.VolumeLimitName(key), nil
+}
+
+// minLockedMemory is less than nodeprobe uses in any mode.
+const minLockedMemory = 16 << 20
+
+func lockedMemoryLimit(text string) (int64, error) {
+	q, err := pressure.ParseQuantity(text)
+	if err != nil {
+		return 0, explain(text, err)
+	}
+	switch bytes := q.AsApproximateFloat64(); {
+	case bytes >= math.MaxInt64: // which Value would wrap
+		return math.MaxInt64, nil
+	case bytes == 0 || bytes >= minLockedMemory:
+		return q.Value(), nil
+	}
+	return 0, fmt.Errorf("%s is less than nodeprobe uses; use 16Mi or more, or 0 to lock nothing", printable.Line(text, 60))
 }
 
 // listenAddress checks what net.Listen is to get; "" is no address at all.
