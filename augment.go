@@ -14,6 +14,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 	"github.com/nodeprobe/nodeprobe/status"
+	"github.com/nodeprobe/nodeprobe/status/event"
 	"github.com/nodeprobe/nodeprobe/status/shadow"
 )
 
@@ -28,7 +29,7 @@ type augmentMode struct {
 	clients  *apiclient.Clients
 	content  *status.Conditions
 	updater  *status.Updater
-	recorder *status.Recorder
+	recorder *event.Recorder
 	pulses   struct{ updater, recorder pulse }
 	remove   bool // the conditions when Run ends
 	cfg      *Config
@@ -49,8 +50,8 @@ func newAugmentMode(cfg *Config, j *judge.Judge, reg *registrations) (*augmentMo
 		remove:     cfg.RemoveConditions, cfg: cfg,
 	}
 	owner := func(ctx context.Context) (metav1.OwnerReference, error) { return m.updater.Owner(ctx) }
-	m.recorder, err = status.NewRecorder(status.RecorderConfig{
-		Node: owner, Events: clients.Events, Timeout: apiTimeout, Component: cfg.FieldManager,
+	m.recorder, err = event.New(event.Config{
+		Node: owner, API: clients.Events, Timeout: apiTimeout, Component: cfg.FieldManager,
 		OnFailure: clients.ForEvents.Reconnect, Alive: m.pulses.recorder.beat, Logger: cfg.Logger, Registerer: reg,
 	})
 	if err != nil {

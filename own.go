@@ -24,6 +24,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 	"github.com/nodeprobe/nodeprobe/probe/volume"
 	"github.com/nodeprobe/nodeprobe/status"
+	"github.com/nodeprobe/nodeprobe/status/event"
 	"github.com/nodeprobe/nodeprobe/status/node"
 )
 
@@ -41,7 +42,7 @@ type ownMode struct {
 
 	content     *node.Content
 	updater     *status.Updater
-	recorder    *status.Recorder
+	recorder    *event.Recorder
 	heartbeater *heartbeat.Heartbeater
 	all         []task
 
@@ -85,8 +86,8 @@ func newOwnMode(cfg *Config, j *judge.Judge, sampler *probe.Sampler, reg *regist
 func (m *ownMode) newWriters(clients *apiclient.Clients, reg *registrations) (err error) {
 	cfg, timeout := m.cfg, callTimeout(m.cfg)
 	owner := func(ctx context.Context) (metav1.OwnerReference, error) { return m.updater.Owner(ctx) }
-	m.recorder, err = status.NewRecorder(status.RecorderConfig{
-		Node: owner, Events: clients.Events, Timeout: timeout,
+	m.recorder, err = event.New(event.Config{
+		Node: owner, API: clients.Events, Timeout: timeout,
 		Component: "kubelet", // by which readers of Events look for a node's
 		OnFailure: clients.ForEvents.Reconnect, Alive: m.pulses.recorder.beat, Logger: cfg.Logger, Registerer: reg,
 	})

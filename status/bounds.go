@@ -15,8 +15,7 @@ const (
 	MaxConditions = 64
 	MaxReason     = 128 // characters, which are bytes
 
-	maxMessage      = 2048 // bytes
-	maxEventMessage = 1024 // bytes; what events.k8s.io takes
+	maxMessage = 2048 // bytes
 )
 
 // line returns text as one line of printable characters, of at most limit bytes.

@@ -108,17 +108,3 @@ func (n boundedNodes) PatchStatus(ctx context.Context, name string, patch []byte
 	defer cancel()
 	return n.Nodes.PatchStatus(ctx, name, patch)
 }
-
-// NewEvents returns Events over a REST client for the core/v1 API.
-func NewEvents(client rest.Interface) Events { return restEvents{client} }
-
-type restEvents struct{ client rest.Interface }
-
-func (e restEvents) Create(ctx context.Context, event *v1.Event) error {
-	return e.client.Post().Resource("events").Namespace(event.Namespace).Body(event).MaxRetries(0).Do(ctx).Error()
-}
-
-func (e restEvents) Patch(ctx context.Context, namespace, name string, patch []byte) error {
-	return e.client.Patch(types.StrategicMergePatchType).Resource("events").Namespace(namespace).Name(name).
-		Body(patch).MaxRetries(0).Do(ctx).Error()
-}

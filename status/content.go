@@ -7,7 +7,7 @@
 //
 // What is posted is the content's business. [Conditions] are conditions of our own on a
 // Node that a kubelet posts; package status/node is all that a kubelet posts; [Follow]
-// is nothing. A [Recorder] posts Events.
+// is nothing. Package status/event posts Events.
 package status
 
 import (

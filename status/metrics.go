@@ -85,27 +85,3 @@ func (m *metrics) patched(reason string, bytes int, took time.Duration, err erro
 	}
 	m.patches.WithLabelValues(reason, result).Inc()
 }
-
-// recorderMetrics count what becomes of Events.
-type recorderMetrics struct {
-	posted  prometheus.Counter
-	dropped *prometheus.CounterVec
-}
-
-func newRecorderMetrics(reg prometheus.Registerer) recorderMetrics {
-	auto := promauto.With(reg)
-	m := recorderMetrics{
-		posted: auto.NewCounter(prometheus.CounterOpts{
-			Name: "nodeprobe_events_posted_total",
-			Help: "Kubernetes Events about the node that were created or counted up.",
-		}),
-		dropped: auto.NewCounterVec(prometheus.CounterOpts{
-			Name: "nodeprobe_events_dropped_total",
-			Help: "Kubernetes Events that were not posted: too many of a reason (rate), too many queued (queue), or refused by the API server (refused).",
-		}, []string{"why"}),
-	}
-	for _, why := range []string{"rate", "queue", "refused"} {
-		m.dropped.WithLabelValues(why)
-	}
-	return m
-}

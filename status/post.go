@@ -27,6 +27,11 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
+// refused reports whether it is of no use to send the same again.
+func refused(err error) bool {
+	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsMethodNotSupported(err)
+}
+
 // pass posts what the content drafts, if it is time to. After a failure it is not
 // known what the API server has, so that the next attempt, in this pass or in a later
 // one, reads the Node first. Paid is true if the pass has taken a token already.

@@ -23,6 +23,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/heartbeat"
 	"github.com/nodeprobe/nodeprobe/status"
+	"github.com/nodeprobe/nodeprobe/status/event"
 )
 
 // Clients talk to the API server about the Node, Events and the Lease. Each has
@@ -31,7 +32,7 @@ import (
 // the binary, and 8 MiB of them into memory.
 type Clients struct {
 	Nodes  status.Nodes
-	Events status.Events
+	Events event.API
 	Leases heartbeat.Leases
 	// Get returns the object at a path as JSON, as old as the API server's cache. It
 	// shares the connections of Events, for which nothing waits either.
@@ -115,7 +116,7 @@ func New(cfg Config) (*Clients, error) {
 	}
 	h := errorHints{node: cfg.NodeName, origin: origin}
 	all.Nodes = hintingNodes{status.NewNodes(nodes), h}
-	all.Events = hintingEvents{status.NewEvents(events), h}
+	all.Events = hintingEvents{event.NewAPI(events), h}
 	all.Leases = hintingLeases{heartbeat.NewLeases(leases), h}
 	all.Get = func(ctx context.Context, path string) ([]byte, error) {
 		data, err := events.Get().AbsPath(path).Param("resourceVersion", "0").SetHeader("Accept", "application/json").DoRaw(ctx)

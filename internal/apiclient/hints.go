@@ -17,6 +17,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/heartbeat"
 	"github.com/nodeprobe/nodeprobe/status"
+	"github.com/nodeprobe/nodeprobe/status/event"
 )
 
 // errorHints adds to what the API server refuses what an operator can do about it.
@@ -120,7 +121,7 @@ func (n hintingNodes) Watch(ctx context.Context, name, version string, limit tim
 }
 
 type hintingEvents struct {
-	events status.Events
+	events event.API
 	errorHints
 }
 

@@ -1,4 +1,4 @@
-package status
+package event
 
 import (
 	"context"
@@ -22,8 +22,8 @@ import (
 
 var eventResource = v1.Resource("events")
 
-// fakeEvents is an API server that keeps Events.
-type fakeEvents struct {
+// fakeAPI is an API server that keeps Events.
+type fakeAPI struct {
 	mu     sync.Mutex
 	events map[string]*v1.Event
 	order  []string // names, as they came
@@ -33,7 +33,7 @@ type fakeEvents struct {
 	keep   error // of each patch
 }
 
-func (f *fakeEvents) Create(_ context.Context, e *v1.Event) error {
+func (f *fakeAPI) Create(_ context.Context, e *v1.Event) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.calls++
@@ -51,7 +51,7 @@ func (f *fakeEvents) Create(_ context.Context, e *v1.Event) error {
 	return f.lose
 }
 
-func (f *fakeEvents) Patch(_ context.Context, namespace, name string, patch []byte) error {
+func (f *fakeAPI) Patch(_ context.Context, namespace, name string, patch []byte) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.calls++
@@ -71,14 +71,14 @@ func (f *fakeEvents) Patch(_ context.Context, namespace, name string, patch []by
 }
 
 // set changes how the server behaves.
-func (f *fakeEvents) set(change func()) {
+func (f *fakeAPI) set(change func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	change()
 }
 
 // texts returns what is kept, as "2x Reason: message".
-func (f *fakeEvents) texts() (texts []string) {
+func (f *fakeAPI) texts() (texts []string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, name := range f.order {
@@ -90,14 +90,14 @@ func (f *fakeEvents) texts() (texts []string) {
 }
 
 // recording runs a Recorder in a synctest bubble until act returns.
-func recording(t *testing.T, act func(r *Recorder, api *fakeEvents, logs *apitest.Log)) {
+func recording(t *testing.T, act func(r *Recorder, api *fakeAPI, logs *apitest.Log)) {
 	synctest.Test(t, func(t *testing.T) {
-		api, logs := &fakeEvents{}, &apitest.Log{}
-		r, err := NewRecorder(RecorderConfig{
+		api, logs := &fakeAPI{}, &apitest.Log{}
+		r, err := New(Config{
 			Node: func(context.Context) (metav1.OwnerReference, error) {
 				return metav1.OwnerReference{APIVersion: "v1", Kind: "Node", Name: apitest.NodeName, UID: "uid-1"}, nil
 			},
-			Events: api, Timeout: time.Second, Component: "nodeprobe", Logger: slog.New(slog.NewTextHandler(logs, nil)),
+			API: api, Timeout: time.Second, Component: "nodeprobe", Logger: slog.New(slog.NewTextHandler(logs, nil)),
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -115,7 +115,7 @@ func recording(t *testing.T, act func(r *Recorder, api *fakeEvents, logs *apites
 }
 
 func TestRecorderPosts(t *testing.T) {
-	recording(t, func(r *Recorder, api *fakeEvents, _ *apitest.Log) {
+	recording(t, func(r *Recorder, api *fakeAPI, _ *apitest.Log) {
 		began := time.Now()
 		r.Record(v1.EventTypeWarning, "SystemOOM", "somebody died")
 		synctest.Wait()
@@ -144,7 +144,7 @@ func TestRecorderPosts(t *testing.T) {
 
 // An Event that the API server has deleted is created again.
 func TestRecorderExpiredEvent(t *testing.T) {
-	recording(t, func(r *Recorder, api *fakeEvents, _ *apitest.Log) {
+	recording(t, func(r *Recorder, api *fakeAPI, _ *apitest.Log) {
 		r.Record(v1.EventTypeNormal, "NodeReady", "m")
 		synctest.Wait()
 		api.set(func() { clear(api.events) })
@@ -158,7 +158,7 @@ func TestRecorderExpiredEvent(t *testing.T) {
 // A Node that was deleted and made again is another one, to those who look for
 // its Events.
 func TestRecorderOtherNode(t *testing.T) {
-	recording(t, func(r *Recorder, api *fakeEvents, _ *apitest.Log) {
+	recording(t, func(r *Recorder, api *fakeAPI, _ *apitest.Log) {
 		r.Record(v1.EventTypeNormal, "NodeReady", "m")
 		synctest.Wait()
 		r.cfg.Node = func(context.Context) (metav1.OwnerReference, error) {
@@ -177,13 +177,13 @@ func TestRecorderOtherNode(t *testing.T) {
 
 func TestRecorderOutage(t *testing.T) {
 	for name, c := range map[string]struct {
-		fail func(api *fakeEvents, err error)
+		fail func(api *fakeAPI, err error)
 	}{
-		"refused connection": {func(api *fakeEvents, err error) { api.fail = err }},
-		"lost answer":        {func(api *fakeEvents, err error) { api.lose = err }},
+		"refused connection": {func(api *fakeAPI, err error) { api.fail = err }},
+		"lost answer":        {func(api *fakeAPI, err error) { api.lose = err }},
 	} {
 		t.Run(name, func(t *testing.T) {
-			recording(t, func(r *Recorder, api *fakeEvents, logs *apitest.Log) {
+			recording(t, func(r *Recorder, api *fakeAPI, logs *apitest.Log) {
 				api.set(func() { c.fail(api, apitest.ErrDown) })
 				at := time.Now()
 				r.Record(v1.EventTypeNormal, "NodeReady", "m")
@@ -207,7 +207,7 @@ func TestRecorderOutage(t *testing.T) {
 
 // No queue without an end, and nobody who records waits.
 func TestRecorderFullQueue(t *testing.T) {
-	recording(t, func(r *Recorder, api *fakeEvents, _ *apitest.Log) {
+	recording(t, func(r *Recorder, api *fakeAPI, _ *apitest.Log) {
 		api.set(func() { api.fail = apitest.ErrDown })
 		for i := range 1000 {
 			r.Record(v1.EventTypeNormal, fmt.Sprint("Reason", i), "m")
@@ -223,7 +223,7 @@ func TestRecorderFullQueue(t *testing.T) {
 
 // An Event that the API server will never take must not hold up the others.
 func TestRecorderRefused(t *testing.T) {
-	recording(t, func(r *Recorder, api *fakeEvents, logs *apitest.Log) {
+	recording(t, func(r *Recorder, api *fakeAPI, logs *apitest.Log) {
 		api.set(func() { api.fail = apierrors.NewForbidden(eventResource, "", errors.New("no create of events")) })
 		for range 3 {
 			r.Record(v1.EventTypeNormal, "NodeReady", "m")
@@ -243,7 +243,7 @@ func TestRecorderRefused(t *testing.T) {
 
 // Who may create Events and not patch them creates each anew, and says so once.
 func TestRecorderMayNotPatch(t *testing.T) {
-	recording(t, func(r *Recorder, api *fakeEvents, logs *apitest.Log) {
+	recording(t, func(r *Recorder, api *fakeAPI, logs *apitest.Log) {
 		api.set(func() { api.keep = apierrors.NewForbidden(eventResource, "", errors.New("no patch of events")) })
 		for range 3 {
 			r.Record(v1.EventTypeNormal, "NodeReady", "m")
@@ -257,13 +257,13 @@ func TestRecorderMayNotPatch(t *testing.T) {
 	})
 }
 
-func TestRecorderConfig(t *testing.T) {
+func TestConfig(t *testing.T) {
 	node := func(context.Context) (metav1.OwnerReference, error) { return metav1.OwnerReference{}, nil }
-	for want, cfg := range map[string]RecorderConfig{
-		"node and events must be given": {Events: &fakeEvents{}, Timeout: time.Second},
-		"timeout 0s is not positive":    {Node: node, Events: &fakeEvents{}},
+	for want, cfg := range map[string]Config{
+		"node and API must be given": {API: &fakeAPI{}, Timeout: time.Second},
+		"timeout 0s is not positive": {Node: node, API: &fakeAPI{}},
 	} {
-		if _, err := NewRecorder(cfg); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := New(cfg); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}

@@ -1,32 +1,39 @@
-package status
+package event
 
 import (
 	"encoding/json"
 	"fmt"
 	"time"
+	"unicode/utf8"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/nodeprobe/nodeprobe/internal/printable"
 )
 
 // The bounds are those of client-go's correlator, so that the load on the API server is
 // no more than a kubelet's. Except that they hold for each reason by itself: a storm of
 // one must not hide the others.
 const (
-	eventBurst   = 25
-	eventRefill  = 5 * time.Minute
+	burst        = 25
+	refill       = 5 * time.Minute
 	maxSimilar   = 10 // different messages of one reason in
 	similarFor   = 10 * time.Minute
 	seriesExpire = time.Hour // the API server forgets Events by then
 	combined     = "(combined from similar events): "
 )
 
+// maxMessage is what events.k8s.io takes, in bytes. The policy in deploy/identity
+// enforces the same bound.
+const maxMessage = 1024
+
 // correlator turns occurrences into series: a repetition counts up an existing series,
 // and what happens too often is dropped. It has an entry per reason.
-type correlator map[eventReason]*reasonState
+type correlator map[reasonKey]*reasonState
 
-type eventReason struct{ kind, reason string }
+type reasonKey struct{ kind, reason string }
 
 type reasonState struct {
 	tokens int
@@ -50,10 +57,10 @@ type series struct {
 // observe returns the series that o belongs to, counted up, or false if there have been
 // too many.
 func (c correlator) observe(o occurrence) (*series, bool) {
-	key := eventReason{o.kind, o.reason}
+	key := reasonKey{o.kind, o.reason}
 	state := c[key]
 	if state == nil {
-		state = &reasonState{tokens: eventBurst, filled: o.at, series: map[string]*series{}}
+		state = &reasonState{tokens: burst, filled: o.at, series: map[string]*series{}}
 		c[key] = state
 	}
 	if !state.pay(o.at) {
@@ -70,23 +77,37 @@ func (c correlator) observe(o occurrence) (*series, bool) {
 		s = &series{kind: o.kind, reason: o.reason, key: name, first: o.at}
 		state.series[name] = s
 	}
-	s.message, s.last = line(message, maxEventMessage), o.at
+	s.message, s.last = oneLine(message), o.at
 	s.count++
 	return s, true
 }
 
+// oneLine returns text as one line of printable characters, of at most maxMessage bytes.
+func oneLine(text string) string {
+	text = printable.Line(text, -1)
+	if len(text) <= maxMessage {
+		return text
+	}
+	const more = "…"
+	end := maxMessage - len(more)
+	for !utf8.RuneStart(text[end]) {
+		end--
+	}
+	return text[:end] + more
+}
+
 // forget drops a series that the API server refused.
 func (c correlator) forget(s *series) {
-	if state := c[eventReason{s.kind, s.reason}]; state != nil {
+	if state := c[reasonKey{s.kind, s.reason}]; state != nil {
 		delete(state.series, s.key)
 	}
 }
 
 // pay takes a token, and reports whether there was one.
 func (r *reasonState) pay(now time.Time) bool {
-	if earned := int(now.Sub(r.filled) / eventRefill); earned > 0 {
-		r.tokens = min(eventBurst, r.tokens+earned)
-		r.filled = r.filled.Add(time.Duration(earned) * eventRefill)
+	if earned := int(now.Sub(r.filled) / refill); earned > 0 {
+		r.tokens = min(burst, r.tokens+earned)
+		r.filled = r.filled.Add(time.Duration(earned) * refill)
 	}
 	if r.tokens == 0 {
 		return false
@@ -118,7 +139,7 @@ func (s *series) event(node metav1.OwnerReference, component string) *v1.Event {
 	return &v1.Event{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:      fmt.Sprintf("%.236s.%x", node.Name, s.last.UnixNano()),
-			Namespace: eventNamespace,
+			Namespace: namespace,
 		},
 		InvolvedObject: v1.ObjectReference{
 			APIVersion: node.APIVersion, Kind: node.Kind, Name: node.Name, UID: node.UID,

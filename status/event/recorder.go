@@ -1,4 +1,7 @@
-package status
+// Package event posts Events about a Node: what "kubectl describe node" lists, and what
+// monitoring counts. The recorder of client-go would bring an OpenAPI library into the
+// binary.
+package event
 
 import (
 	"context"
@@ -8,28 +11,19 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/nodeprobe/nodeprobe/internal/once"
 )
 
-// Events is the part of the API that the Recorder needs. Each call must return
-// when its context ends.
-type Events interface {
-	Create(ctx context.Context, event *v1.Event) error
-	// Patch sends a strategic-merge patch of one Event.
-	Patch(ctx context.Context, namespace, name string, patch []byte) error
-}
-
-// RecorderConfig is what a Recorder is made from.
-type RecorderConfig struct {
+// Config is what a Recorder is made from.
+type Config struct {
 	// Node returns a reference to the Node, with its UID: "kubectl describe node"
 	// looks for that. It is called for each Event, and may wait.
 	Node func(context.Context) (metav1.OwnerReference, error)
-	// Events is the API. Timeout bounds each call to it.
-	Events  Events
+	// API is where Events are posted. Timeout bounds each call to it.
+	API     API
 	Timeout time.Duration
 	// Component is the source that the Events show.
 	Component string
@@ -45,11 +39,11 @@ type RecorderConfig struct {
 }
 
 // Recorder posts Events about the Node: one object for each kind of occurrence, with
-// a count. The recorder of client-go would bring an OpenAPI library into the binary.
+// a count.
 type Recorder struct {
-	cfg     RecorderConfig
+	cfg     Config
 	log     *slog.Logger
-	metrics recorderMetrics
+	metrics metrics
 	queue   chan occurrence
 
 	// Owned by Run.
@@ -59,7 +53,7 @@ type Recorder struct {
 
 // occurrence is something that happened once.
 type occurrence struct {
-	kind    string // v1.EventTypeNormal or v1.EventTypeWarning
+	kind    string // "Normal" or "Warning"
 	reason  string
 	message string
 	at      time.Time
@@ -69,14 +63,14 @@ type occurrence struct {
 // dropped: the Node's conditions show the present state anyway.
 const queueLength = 64
 
-// eventNamespace is where Events about objects without a namespace go.
-const eventNamespace = metav1.NamespaceDefault
+// namespace is where Events about objects without a namespace go.
+const namespace = metav1.NamespaceDefault
 
-// NewRecorder makes a Recorder. It starts no goroutine and sends nothing.
-func NewRecorder(cfg RecorderConfig) (*Recorder, error) {
+// New makes a Recorder. It starts no goroutine and sends nothing.
+func New(cfg Config) (*Recorder, error) {
 	switch {
-	case cfg.Node == nil || cfg.Events == nil:
-		return nil, errors.New("node and events must be given")
+	case cfg.Node == nil || cfg.API == nil:
+		return nil, errors.New("node and API must be given")
 	case cfg.Timeout <= 0:
 		return nil, fmt.Errorf("timeout %s is not positive", cfg.Timeout)
 	}
@@ -91,7 +85,7 @@ func NewRecorder(cfg RecorderConfig) (*Recorder, error) {
 	}
 	cfg.Logger = once.Logger(cfg.Logger)
 	return &Recorder{
-		cfg: cfg, log: cfg.Logger, metrics: newRecorderMetrics(cfg.Registerer),
+		cfg: cfg, log: cfg.Logger, metrics: newMetrics(cfg.Registerer),
 		queue: make(chan occurrence, queueLength), correlator: correlator{},
 	}, nil
 }
@@ -150,8 +144,10 @@ func (r *Recorder) deliver(ctx context.Context, o occurrence) {
 		r.cfg.OnFailure()
 		pause := max(wait, asked(err))
 		r.alive(pause)
-		if !sleep(ctx, pause) {
+		select {
+		case <-ctx.Done():
 			return
+		case <-time.After(pause):
 		}
 	}
 }
@@ -159,6 +155,13 @@ func (r *Recorder) deliver(ctx context.Context, o occurrence) {
 // refused reports whether it is of no use to send the same again.
 func refused(err error) bool {
 	return apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsMethodNotSupported(err)
+}
+
+// asked returns the Retry-After of the API server's answer, 0 if it has none: at most a
+// minute, so that one wrong answer does not silence a node.
+func asked(err error) time.Duration {
+	seconds, _ := apierrors.SuggestsClientDelay(err)
+	return min(time.Duration(seconds)*time.Second, time.Minute)
 }
 
 // note logs errors once per change.
@@ -182,20 +185,20 @@ func (r *Recorder) post(ctx context.Context, s *series) error {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
 	defer cancel()
 	if s.name != "" && s.node == ref.UID {
-		err := r.cfg.Events.Patch(ctx, eventNamespace, s.name, s.patch())
+		err := r.cfg.API.Patch(ctx, namespace, s.name, s.patch())
 		switch {
 		case apierrors.IsNotFound(err): // it has expired
 		case apierrors.IsForbidden(err): // a credential may be allowed to create Events only
 			r.log.Warn("events are created anew instead of counted up", once.Failure, "counting events", "err", err)
 		default:
-			return wrapEvent("patch", s, ref.Name, err)
+			return wrap("patch", s, ref.Name, err)
 		}
 		s.restart()
 	}
 	event := s.event(ref, r.cfg.Component)
 	// An earlier attempt whose answer was lost has created it if the name exists.
-	if err := r.cfg.Events.Create(ctx, event); err != nil && !apierrors.IsAlreadyExists(err) {
-		return wrapEvent("create", s, ref.Name, err)
+	if err := r.cfg.API.Create(ctx, event); err != nil && !apierrors.IsAlreadyExists(err) {
+		return wrap("create", s, ref.Name, err)
 	}
 	s.name, s.node = event.Name, ref.UID
 	return nil
@@ -204,7 +207,7 @@ func (r *Recorder) post(ctx context.Context, s *series) error {
 // alive reports that Run goes on, and will after a pause and one attempt of two calls.
 func (r *Recorder) alive(pause time.Duration) { r.cfg.Alive(pause + 2*r.cfg.Timeout + 10*time.Second) }
 
-func wrapEvent(verb string, s *series, node string, err error) error {
+func wrap(verb string, s *series, node string, err error) error {
 	if err == nil {
 		return nil
 	}

@@ -1,4 +1,4 @@
-package status
+package event
 
 import (
 	"fmt"
@@ -25,13 +25,13 @@ func TestCorrelator(t *testing.T) {
 	apitest.Diff(t, "one too many", "1 "+combined+"x", observe("R", "x"))
 	apitest.Diff(t, "another", "2 "+combined+"y", observe("R", "y"))
 	apitest.Diff(t, "one that is known", "2 m0", observe("R", "m0"))
-	for range eventBurst - maxSimilar - 3 {
+	for range burst - maxSimilar - 3 {
 		observe("R", "m0")
 	}
 	apitest.Diff(t, "no token left", "dropped", observe("R", "m0"))
 	apitest.Diff(t, "another reason", "1 m0", observe("Q", "m0"))
 
-	at = at.Add(eventRefill)
+	at = at.Add(refill)
 	apitest.Diff(t, "a token is back", "3 "+combined+"z", observe("R", "z"))
 	apitest.Diff(t, "only one", "dropped", observe("R", "z"))
 
@@ -40,7 +40,7 @@ func TestCorrelator(t *testing.T) {
 
 	at = at.Add(seriesExpire)
 	apitest.Diff(t, "an old series", "1 m0", observe("R", "m0"))
-	if n := len(c[eventReason{"Warning", "R"}].series); n != 1 {
+	if n := len(c[reasonKey{"Warning", "R"}].series); n != 1 {
 		t.Errorf("%d series are kept, want the live one", n)
 	}
 }
@@ -49,7 +49,7 @@ func TestCorrelator(t *testing.T) {
 func TestCorrelatorClockStep(t *testing.T) {
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	c := correlator{}
-	for i := range eventBurst {
+	for i := range burst {
 		if _, ok := c.observe(occurrence{"Normal", "R", "m", at.Add(-time.Duration(i) * time.Hour)}); !ok {
 			t.Fatalf("occurrence %d was dropped", i)
 		}
