@@ -91,17 +91,17 @@ func runAgent(cmd *cobra.Command, loader *loader, loaded *config.Loaded, opts ru
 	}
 	defer server.Close()
 	registry := prometheus.NewRegistry()
-	registry.MustRegister(process.NewCollector(started), buildInfo(), server)
-	trimmer := newTrimmer(log)
-	defer trimmer.stop()
+	memory := process.NewMemory(loaded.LockedMemoryLimit, log)
+	registry.MustRegister(process.NewCollector(started), memory, buildInfo(), server)
 
 	d := &daemon{log: log, registry: registry, running: make(chan struct{})}
+	d.settler = newSettler(memory, d.rehearse, log)
 	cfg, err := agentConfig(loaded, opts.paths)
 	if err != nil {
 		return err
 	}
 	cfg.Logger, cfg.Registerer = log, registry
-	cfg.OnSample, cfg.OnReconnect = d.sampled, trimmer.again
+	cfg.OnSample, cfg.OnReconnect = d.sampled, d.settler.reconnected
 	if d.agent, err = nodeprobe.New(cfg); err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func runAgent(cmd *cobra.Command, loader *loader, loaded *config.Loaded, opts ru
 		log.Debug("cannot set timer slack", "err", err)
 	}
 	if loaded.DropCapabilities {
-		process.DropPrivileges(d.agent.RearmBPF, log)
+		process.DropPrivileges(d.agent.RearmBPF, loaded.LockedMemoryLimit > 0, log)
 	}
 	log.Info("nodeprobe is running", "version", release, "mode", string(cfg.Mode), "node", cfg.NodeName,
 		"listen", server.Address(), "healthListen", server.HealthAddress())
@@ -144,6 +144,7 @@ type daemon struct {
 	history    page.History
 	supervisor *process.Supervisor
 	reloader   *reloader
+	settler    *settler
 	registry   *prometheus.Registry
 	log        *slog.Logger
 
@@ -175,7 +176,7 @@ func (d *daemon) run(ctx context.Context, server *web.Server) error {
 	tasks.Go(func() error { return d.agent.Run(ctx) })
 	for _, run := range []func(context.Context) error{
 		func(ctx context.Context) error { return server.Run(ctx, d.routes()) },
-		d.reloader.Run, d.supervisor.Run,
+		d.reloader.Run, d.supervisor.Run, d.settler.Run,
 	} {
 		tasks.Go(func() error {
 			select {

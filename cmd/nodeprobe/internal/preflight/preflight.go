@@ -135,7 +135,7 @@ func findRuntime(s *cri.Snapshot) Finding {
 // findPrivileges reports which capabilities an agent keeps.
 func findPrivileges(drop bool, rearm func() error) Finding {
 	f := Finding{What: "privileges once started", Outcome: OK}
-	p, err := process.FindPrivileges(rearm)
+	p, err := process.FindPrivileges(rearm, true)
 	switch {
 	case err != nil:
 		f.Outcome, f.Detail = Missing, err.Error()

@@ -16,6 +16,10 @@ var (
 		"Start time of the process since unix epoch in seconds.", nil, nil)
 	descGoroutines = prometheus.NewDesc("go_goroutines",
 		"Number of goroutines that currently exist.", nil, nil)
+	descLocked = prometheus.NewDesc("nodeprobe_locked_bytes",
+		"Memory of this process that is locked: 0 if it should be and is not, absent if it should not be.", nil, nil)
+	descMajorFaults = prometheus.NewDesc("nodeprobe_major_faults_total",
+		"Page faults of this process that waited for the disk, since everything was rehearsed.", nil, nil)
 	descThreads = prometheus.NewDesc("go_threads",
 		"Number of OS threads created.", nil, nil)
 )
@@ -49,4 +53,19 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	threads, _ := runtime.ThreadCreateProfile(nil)
 	ch <- prometheus.MustNewConstMetric(descGoroutines, prometheus.GaugeValue, float64(runtime.NumGoroutine()))
 	ch <- prometheus.MustNewConstMetric(descThreads, prometheus.GaugeValue, float64(threads))
+}
+
+// Describe implements prometheus.Collector.
+func (m *Memory) Describe(ch chan<- *prometheus.Desc) {
+	ch <- descLocked
+	ch <- descMajorFaults
+}
+
+// Collect implements prometheus.Collector.
+func (m *Memory) Collect(ch chan<- prometheus.Metric) {
+	s := m.State()
+	if s.Limit > 0 {
+		ch <- prometheus.MustNewConstMetric(descLocked, prometheus.GaugeValue, float64(s.Bytes))
+	}
+	ch <- prometheus.MustNewConstMetric(descMajorFaults, prometheus.CounterValue, float64(s.MajorFaults))
 }

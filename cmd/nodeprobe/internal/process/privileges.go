@@ -30,21 +30,22 @@ type capability struct {
 var (
 	capDACReadSearch = capability{"CAP_DAC_READ_SEARCH", unix.CAP_DAC_READ_SEARCH, "to read files and directories of other users"}
 	capSysResource   = capability{"CAP_SYS_RESOURCE", unix.CAP_SYS_RESOURCE, "to be notified of stalls within 0.5 s"}
+	capIPCLock       = capability{"CAP_IPC_LOCK", unix.CAP_IPC_LOCK, "to keep its memory locked"}
 	capBPF           = capability{"CAP_BPF", unix.CAP_BPF, "to change the limits that the kernel watches"}
 	capSysAdmin      = capability{"CAP_SYS_ADMIN", unix.CAP_SYS_ADMIN, capBPF.use}
 )
 
 // FindPrivileges finds out which capabilities this process has, and which of them it
 // needs from now on. It calls rearm, which does with BPF what will be done later, to see
-// whether that needs CAP_BPF.
-func FindPrivileges(rearm func() error) (*Privileges, error) {
+// whether that needs CAP_BPF. lock is whether memory is to be locked.
+func FindPrivileges(rearm func() error, lock bool) (*Privileges, error) {
 	permitted, err := permittedCapabilities()
 	if err != nil {
 		return nil, err
 	}
 	p := &Privileges{permitted: permitted}
-	for _, c := range []capability{capDACReadSearch, capSysResource} {
-		if c.in(permitted) {
+	for _, c := range []capability{capDACReadSearch, capSysResource, capIPCLock} {
+		if c.in(permitted) && (c != capIPCLock || lock && !memlockUnlimited()) {
 			p.kept = append(p.kept, c)
 		}
 	}
@@ -117,9 +118,10 @@ func (p *Privileges) drop() error {
 }
 
 // DropPrivileges drops the capabilities that are no longer needed, and logs which. Where
-// that fails they are kept, which is logged too. See [FindPrivileges] for rearm.
-func DropPrivileges(rearm func() error, log *slog.Logger) {
-	p, err := FindPrivileges(rearm)
+// that fails they are kept, which is logged too. See [FindPrivileges] for rearm and
+// lock.
+func DropPrivileges(rearm func() error, lock bool, log *slog.Logger) {
+	p, err := FindPrivileges(rearm, lock)
 	if err == nil {
 		err = p.drop()
 	}

@@ -43,7 +43,7 @@ func TestFindPrivileges(t *testing.T) {
 		{"it does not work anyway", func() error { return errors.New("no timers") }, false},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			p, err := FindPrivileges(test.rearm)
+			p, err := FindPrivileges(test.rearm, false)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -5,19 +5,8 @@ import (
 	"os"
 	"runtime/debug"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
-)
-
-const (
-	// TrimAfterStart is when starting is over: programs are attached, the Node is
-	// registered, and everything has been done once.
-	TrimAfterStart = 5 * time.Second
-	// TrimAfterFailure is how long after the last failed call to trim again. Handling
-	// errors, and the TLS handshake of each new connection, run through code that is not
-	// needed otherwise. While the API server is away, calls fail more often than that.
-	TrimAfterFailure = time.Minute
 )
 
 // Trim returns memory that only starting needed: garbage on the heap, which would stay

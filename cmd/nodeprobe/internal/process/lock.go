@@ -1,0 +1,217 @@
+package process
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// Memory keeps the pages of this process in memory, so that it goes on at its own pace
+// while the kernel drops those of everybody else and reads them again from the disk.
+//
+// What has been used is locked, and from then on what is used for the first time: program,
+// heap, stacks and maps. What was never used is not read in for it (MCL_ONFAULT, Linux
+// 4.4), so the program should do once what it will have to do later, see [Memory.Rehearsed].
+//
+// How much that may be is bounded by what is resident. RLIMIT_MEMLOCK cannot do that: it
+// counts address space, of which the Go runtime reserves more than 1 GB, and a program that
+// exceeds it is denied memory, which ends a Go program. So memory is locked only where that
+// limit does not apply.
+type Memory struct {
+	limit     int64 // bytes; 0 locks nothing
+	log       *slog.Logger
+	rehearsed atomic.Int64 // major faults until then; negative before
+
+	mu     sync.Mutex
+	locked bool
+	reason error // why memory is not locked
+}
+
+// MemoryState is what is locked, and why not.
+type MemoryState struct {
+	Limit  int64 // how many bytes may be locked; 0 locks nothing
+	Locked bool
+	Bytes  int64 // that are locked; of pages that processes share, the proportional part
+	// Err is why memory is not locked though it should be, with a remedy. It is nil while
+	// the process is starting.
+	Err error
+	// MajorFaults is how often the process has waited for a page from the disk since it
+	// rehearsed.
+	MajorFaults int64
+}
+
+// NewMemory returns a Memory that locks at most limit bytes; 0 locks nothing. It raises
+// RLIMIT_MEMLOCK where it may, for which capabilities are needed that may be dropped after
+// that: see [FindPrivileges].
+func NewMemory(limit int64, log *slog.Logger) *Memory {
+	m := &Memory{limit: limit, log: log}
+	m.rehearsed.Store(-1)
+	if limit > 0 {
+		raiseMemlock()
+	}
+	return m
+}
+
+// ErrLockDenied is wrapped by the error of a process that may not lock its memory.
+var ErrLockDenied = errors.New("give it CAP_IPC_LOCK (in a pod: capabilities.add: [IPC_LOCK])" +
+	" or an unlimited RLIMIT_MEMLOCK (systemd: LimitMEMLOCK=infinity), or set lockedMemoryLimit to \"0\"")
+
+// Lock locks what is resident, and what will be. Without the right to do so it returns
+// an error that wraps [ErrLockDenied], and everything stays as it was; before Linux 4.4,
+// it returns one that wraps [errors.ErrUnsupported]. The result is in the state too.
+func (m *Memory) Lock() error {
+	if m.limit <= 0 {
+		return nil
+	}
+	err := LockAllowed()
+	if err == nil {
+		err = mlockall()
+	}
+	m.mu.Lock()
+	m.locked, m.reason = err == nil, err
+	m.mu.Unlock()
+	return err
+}
+
+func mlockall() error {
+	switch err := unix.Mlockall(unix.MCL_CURRENT | unix.MCL_FUTURE | unix.MCL_ONFAULT); {
+	case err == nil:
+		return nil
+	case errors.Is(err, unix.EINVAL):
+		return fmt.Errorf("lock memory: %w: it needs Linux 4.4", errors.ErrUnsupported)
+	case errors.Is(err, unix.ENOSYS):
+		return fmt.Errorf("lock memory: mlockall: %w", err)
+	default:
+		return fmt.Errorf("lock memory: mlockall: %w; %w", err, ErrLockDenied)
+	}
+}
+
+// LockAllowed returns an error that wraps [ErrLockDenied] unless this process may lock
+// any amount of memory, now and later. It raises RLIMIT_MEMLOCK if it may.
+func LockAllowed() error {
+	raiseMemlock()
+	if memlockUnlimited() {
+		return nil
+	}
+	// CAP_IPC_LOCK does not count in a user namespace. So it is not looked for but used:
+	// to lock more address space than the limit, at which there is no memory.
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil {
+		return fmt.Errorf("read RLIMIT_MEMLOCK: %w", err)
+	}
+	size := min(limit.Cur, math.MaxInt-1<<20) + uint64(os.Getpagesize())
+	reserved, err := unix.Mmap(-1, 0, int(size), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE|unix.MAP_LOCKED)
+	if err != nil {
+		return fmt.Errorf("not permitted to lock memory: RLIMIT_MEMLOCK is %d bytes; %w", limit.Cur, ErrLockDenied)
+	}
+	return os.NewSyscallError("munmap", unix.Munmap(reserved))
+}
+
+// raiseMemlock removes RLIMIT_MEMLOCK: the hard limit with CAP_SYS_RESOURCE, the soft one
+// where the hard one allows it.
+func raiseMemlock() {
+	if !memlockUnlimited() {
+		_ = unix.Setrlimit(unix.RLIMIT_MEMLOCK, &unix.Rlimit{Cur: unix.RLIM_INFINITY, Max: unix.RLIM_INFINITY})
+	}
+}
+
+func memlockUnlimited() bool {
+	var limit unix.Rlimit
+	return unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit) == nil && limit.Cur == unix.RLIM_INFINITY
+}
+
+// Rehearsed is called when everything has been done once. Major faults are counted from
+// then on: each is something that was not rehearsed, or not locked.
+func (m *Memory) Rehearsed() { m.rehearsed.Store(majorFaults()) }
+
+// Enforce unlocks all memory, for good, if more than the limit is locked, and logs that.
+// [Memory.State] and each scrape do so as well.
+func (m *Memory) Enforce() { m.State() }
+
+// State returns what is locked now, once the limit is enforced. It reads
+// /proc/self/smaps_rollup.
+func (m *Memory) State() MemoryState {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	s := MemoryState{Limit: m.limit}
+	if m.locked {
+		s.Bytes = m.enforce()
+	}
+	s.Locked, s.Err = m.locked, m.reason
+	if before := m.rehearsed.Load(); before >= 0 {
+		s.MajorFaults = majorFaults() - before
+	}
+	return s
+}
+
+// enforce returns how many bytes are locked.
+func (m *Memory) enforce() int64 {
+	locked, err := lockedBytes()
+	if err != nil {
+		m.log.Warn("cannot bound locked memory", "err", err)
+		return 0
+	}
+	if locked <= m.limit {
+		return locked
+	}
+	if err := unix.Munlockall(); err != nil { // no kernel does that
+		m.log.Warn("cannot unlock memory", "err", err)
+		return locked
+	}
+	m.locked = false
+	m.reason = fmt.Errorf("%d bytes were locked, and lockedMemoryLimit is %d bytes: raise it, and with it"+
+		" the memory limit of the cgroup, and restart nodeprobe", locked, m.limit)
+	m.log.Warn("memory is no longer locked", "err", m.reason)
+	return 0
+}
+
+// majorFaults returns how many page faults of this process have waited for I/O.
+func majorFaults() int64 {
+	var usage unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_SELF, &usage) != nil {
+		return 0
+	}
+	return int64(usage.Majflt)
+}
+
+// lockedBytes returns how much memory of this process is locked, from
+// /proc/self/smaps_rollup (Linux 4.14), and on older kernels how much is resident.
+func lockedBytes() (int64, error) {
+	rollup, err := os.ReadFile("/proc/self/smaps_rollup")
+	if errors.Is(err, os.ErrNotExist) {
+		if bytes, ok := ResidentBytes(); ok {
+			return bytes, nil
+		}
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read locked memory: %w", err)
+	}
+	return parseLocked(rollup)
+}
+
+// parseLocked returns the value of this line, in bytes:
+//
+//	Locked:            14080 kB
+func parseLocked(rollup []byte) (int64, error) {
+	for line := range bytes.Lines(rollup) {
+		value, ok := bytes.CutPrefix(line, []byte("Locked:"))
+		if !ok {
+			continue
+		}
+		kilobytes, unit := bytes.CutSuffix(bytes.TrimSpace(value), []byte(" kB"))
+		n, err := strconv.ParseInt(string(bytes.TrimSpace(kilobytes)), 10, 53)
+		if err != nil || !unit || n < 0 {
+			return 0, fmt.Errorf("read locked memory: %q in smaps_rollup", bytes.TrimSpace(line))
+		}
+		return n << 10, nil
+	}
+	return 0, errors.New("read locked memory: no line \"Locked:\" in smaps_rollup")
+}
