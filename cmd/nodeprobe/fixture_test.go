@@ -28,11 +28,16 @@ const header = "apiVersion: nodeprobe.dev/v1alpha1\nkind: NodeProbeConfiguration
 
 // writeConfig writes a configuration without BPF, whose fields are given. Its thresholds
 // do not depend on how full the machine's own disk is, nor its name on a resolver: it is
-// its own address.
+// its own address. It leaves the process of the tests as it is.
 func writeConfig(t *testing.T, fields string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	text := header + "bpf: \"off\"\nnodeName: 192.0.2.7\n"
+	for field, value := range map[string]string{"lockedMemoryLimit": `"0"`, "oomScoreAdj": "1000"} {
+		if !strings.Contains(fields, field) {
+			text += field + ": " + value + "\n"
+		}
+	}
 	if !strings.Contains(fields, "evictionHard") {
 		text += "evictionHard: {nodefs.available: 1Ki, nodefs.inodesFree: 0%, imagefs.available: 0%, imagefs.inodesFree: 0%}\n"
 	}

@@ -84,6 +84,7 @@ func runAgent(cmd *cobra.Command, loader *loader, loaded *config.Loaded, opts ru
 		log.Warn("cannot start spare threads", "err", err)
 	}
 	logRemarks(log, loaded.Remarks)
+	process.SpareFromOOM(loaded.OOMScoreAdj, log)
 
 	server, err := web.New(ctx, webConfig(loaded, opts.pprof), log)
 	if err != nil {
