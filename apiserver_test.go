@@ -32,7 +32,8 @@ type apiServer struct {
 	node     *v1.Node
 	lease    *coordinationv1.Lease
 	events   []v1.Event
-	requests []string                 // method and path, but for watches
+	requests []string                 // method and path, but for watches and dry runs
+	dryRuns  []string                 // method, path and body
 	refuse   func(*http.Request) bool // with 503
 }
 
@@ -99,7 +100,14 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.requests = append(s.requests, r.Method+" "+r.URL.Path)
+	if r.URL.Query().Get("dryRun") == metav1.DryRunAll {
+		s.dryRuns = append(s.dryRuns, fmt.Sprintf("%s %s %s", r.Method, r.URL.Path, body))
+		defer func(version int, node *v1.Node, lease *coordinationv1.Lease, events []v1.Event) {
+			s.version, s.node, s.lease, s.events = version, node, lease, events
+		}(s.version, s.node, s.lease, s.events)
+	} else {
+		s.requests = append(s.requests, r.Method+" "+r.URL.Path)
+	}
 	if s.refuse != nil && s.refuse(r) {
 		refusal(metav1.StatusReasonServiceUnavailable, http.StatusServiceUnavailable, "away")(w, r)
 		return

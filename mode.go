@@ -35,6 +35,8 @@ type mode interface {
 	// mountsChanged is called when something was mounted or unmounted. It does not
 	// block.
 	mountsChanged()
+	// rehearse writes, reads and reconnects as dry runs.
+	rehearse(ctx context.Context, r *rehearsal) error
 	// exit posts what remains to be posted after the tasks have ended.
 	exit()
 	// close closes the connections to the API server. Nothing is called after it.

@@ -47,11 +47,14 @@ func policy(cfg *Config) judge.Policy {
 }
 
 // newClients makes the clients of a configuration's node.
-func newClients(cfg *Config) (*apiclient.Clients, error) {
-	return apiclient.New(apiclient.Config{
+func newClients(cfg *Config) (*apiclient.Clients, error) { return apiclient.New(clientConfig(cfg)) }
+
+// clientConfig is package apiclient's part of a configuration.
+func clientConfig(cfg *Config) apiclient.Config {
+	return apiclient.Config{
 		API: cfg.API, Origin: cmp.Or(cfg.APIOrigin, "Config.API"), NodeName: cfg.NodeName,
 		UserAgent: cfg.FieldManager + "/" + cfg.Version, OnReconnect: cfg.OnReconnect,
-	})
+	}
 }
 
 // resources are the reservations of a configuration.

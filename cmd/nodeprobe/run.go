@@ -96,7 +96,7 @@ func runAgent(cmd *cobra.Command, loader *loader, loaded *config.Loaded, opts ru
 	registry.MustRegister(process.NewCollector(started), memory, buildInfo(), server)
 
 	d := &daemon{log: log, registry: registry, running: make(chan struct{})}
-	d.settler = newSettler(memory, d.rehearse, log)
+	d.settler = newSettler(memory, func(ctx context.Context) { d.rehearse(ctx, server) }, log)
 	cfg, err := agentConfig(loaded, opts.paths)
 	if err != nil {
 		return err

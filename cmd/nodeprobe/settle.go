@@ -24,13 +24,13 @@ const (
 // that, and has everything done once that may have to be done in a hurry.
 type settler struct {
 	memory   *process.Memory
-	rehearse func(context.Context) error
+	rehearse func(context.Context)
 	log      *slog.Logger
 
 	reconnects chan struct{}
 }
 
-func newSettler(memory *process.Memory, rehearse func(context.Context) error, log *slog.Logger) *settler {
+func newSettler(memory *process.Memory, rehearse func(context.Context), log *slog.Logger) *settler {
 	return &settler{memory: memory, rehearse: rehearse, log: log, reconnects: make(chan struct{}, 1)}
 }
 
@@ -53,8 +53,8 @@ func (s *settler) Run(ctx context.Context) error {
 	if err := s.memory.Lock(); err != nil {
 		s.log.Warn("memory is not locked: when the node is short of it, nodeprobe waits for the disk", "err", err)
 	}
-	if err := s.rehearse(ctx); err != nil {
-		s.log.Warn("cannot rehearse everything", "err", err)
+	if s.memory.State().Locked { // otherwise that would only fetch what was just trimmed
+		s.rehearse(ctx)
 	}
 	s.memory.Rehearsed()
 
@@ -83,9 +83,4 @@ func (s *settler) trim() {
 	if err := process.Trim(); err != nil {
 		s.log.Debug("cannot release memory", "err", err)
 	}
-}
-
-// rehearse does once what may have to be done while the node is short of memory.
-func (d *daemon) rehearse(context.Context) error {
-	return nil
 }

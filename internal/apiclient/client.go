@@ -55,6 +55,7 @@ type Connections struct {
 	tracker     *connrotation.ConnectionTracker
 	silent      atomic.Bool // a request got no answer
 	onReconnect func()
+	mishaps     *mishaps // nil but in a rehearsal
 }
 
 // Config is what New needs.
@@ -69,6 +70,9 @@ type Config struct {
 	UserAgent string
 	// OnReconnect is called after connections were dropped. It must not block.
 	OnReconnect func()
+	// Rehearsal makes every write a dry run, and requests fail on demand: see
+	// [Connections.Fail].
+	Rehearsal bool
 }
 
 // New makes the clients. It sends nothing. The error is about API, and names its origin.
@@ -90,9 +94,12 @@ func New(cfg Config) (*Clients, error) {
 	scheme.AddKnownTypes(coordinationv1.SchemeGroupVersion, &coordinationv1.Lease{}, &coordinationv1.LeaseList{})
 	codecs := serializer.NewCodecFactory(scheme)
 	origin := cfg.Origin
-	connect := func(apiPath string, version schema.GroupVersion) (*rest.RESTClient, *Connections, error) {
+	connect := func(apiPath string, version schema.GroupVersion) (rest.Interface, *Connections, error) {
 		metav1.AddToGroupVersion(scheme, version)
 		own := &Connections{onReconnect: cfg.OnReconnect}
+		if cfg.Rehearsal {
+			own.mishaps = new(mishaps)
+		}
 		c := rest.CopyConfig(base)
 		c.APIPath, c.GroupVersion = apiPath, &version
 		c.NegotiatedSerializer = codecs.WithoutConversion()
@@ -100,10 +107,13 @@ func New(cfg Config) (*Clients, error) {
 		if err != nil {
 			return nil, nil, fmt.Errorf("use %s: connect to %s: %w", origin, base.Host, err)
 		}
+		if cfg.Rehearsal {
+			return dryRun{client}, own, nil
+		}
 		return client, own, nil
 	}
 	var all Clients
-	var nodes, events, leases *rest.RESTClient
+	var nodes, events, leases rest.Interface
 	var err error
 	if nodes, all.ForNodes, err = connect("/api", v1.SchemeGroupVersion); err != nil {
 		return nil, err
@@ -137,6 +147,9 @@ func (c *Connections) connect(cfg *rest.Config, authorize clienttransport.Wrappe
 	dialer := connrotation.NewDialer(dial)
 	c.tracker = dialer.ConnectionTracker
 	cfg.Dial = dialer.DialContext
+	if c.mishaps != nil {
+		cfg.Wrap(c.mishaps.wrap)
+	}
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return transport{next, &c.silent} })
 	cfg.Wrap(authorize)
 	var err error
