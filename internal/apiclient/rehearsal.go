@@ -62,19 +62,19 @@ func (c *Connections) Failing() bool {
 // ways to fail, the likeliest first.
 var ways = []mishap{
 	refuse,
-	answer(http.StatusInternalServerError, "text/plain", "etcdserver: request timed out"),
+	answering(http.StatusInternalServerError, "text/plain", "etcdserver: request timed out"),
 	func(*http.Request) (*http.Response, error) { return nil, context.DeadlineExceeded },
-	answer(http.StatusConflict, "application/json", `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Conflict",`+
+	answering(http.StatusConflict, "application/json", `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Conflict",`+
 		`"message":"the object has been modified","details":{"name":"x","kind":"nodes","causes":[]},"code":409}`),
-	answer(http.StatusForbidden, "application/json", `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden",`+
+	answering(http.StatusForbidden, "application/json", `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden",`+
 		`"message":"nodes \"x\" is forbidden: User \"x\" cannot patch resource \"nodes/status\"","code":403}`),
-	answer(http.StatusServiceUnavailable, "text/html", "<html>"),
-	answer(http.StatusInternalServerError, "application/json", `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"InternalError",`+
+	answering(http.StatusServiceUnavailable, "text/html", "<html>"),
+	answering(http.StatusInternalServerError, "application/json", `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"InternalError",`+
 		`"message":"an error on the server","code":500}`),
 }
 
-// answer returns a mishap that is an answer of this kind.
-func answer(code int, kind, body string) mishap {
+// answering returns a mishap that is an answer of this kind.
+func answering(code int, kind, body string) mishap {
 	return func(r *http.Request) (*http.Response, error) {
 		return &http.Response{
 			StatusCode: code, Status: http.StatusText(code), Proto: "HTTP/2.0", ProtoMajor: 2, Request: r,
