@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/nodeprobe/nodeprobe/cmd/nodeprobe/internal/config"
+	"github.com/nodeprobe/nodeprobe/cmd/nodeprobe/internal/process"
 	"github.com/nodeprobe/nodeprobe/cmd/nodeprobe/internal/web"
 )
 
@@ -69,10 +70,18 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if errors.As(err, &coded) {
 		code = coded.code
 	}
-	for line := range strings.SplitSeq(err.Error(), "\n") {
-		fmt.Fprintf(stderr, "nodeprobe: %s\n", line)
-	}
+	printError(stderr, err)
 	return code
+}
+
+// printError prints what ended the program, one line for each line of the error. A standard
+// error that takes nothing keeps the program from ending for no longer than flushTimeout.
+func printError(stderr io.Writer, err error) {
+	lines := process.NewLogWriter(stderr, func(io.Writer, uint64) {})
+	for line := range strings.SplitSeq(err.Error(), "\n") {
+		fmt.Fprintf(lines, "nodeprobe: %s\n", line)
+	}
+	lines.Flush(flushTimeout)
 }
 
 // paths is where the node's own file systems are mounted. The flags are spelled

@@ -70,15 +70,20 @@ configuration file, and that over a kubelet's.`,
 // runAgent runs an agent, and everything that a daemon has around it.
 func runAgent(cmd *cobra.Command, loader *loader, loaded *config.Loaded, opts runOptions) error {
 	started := time.Now()
-	ctx, logs := cmd.Context(), cmd.ErrOrStderr()
+	ctx := cmd.Context()
 	var screen *page.Screen
-	if opts.table == "on" || opts.table == "auto" && page.IsTerminal(cmd.OutOrStdout()) {
-		screen = page.NewScreen(cmd.OutOrStdout())
-		logs = screen.Logs()
-	}
+	logs := newLogWriter(cmd.ErrOrStderr(), loaded.LogFormat)
+	defer logs.Flush(flushTimeout)
 	level := new(slog.LevelVar)
 	level.Set(loaded.LogLevel)
-	log := once.Logger(newLogger(logs, loaded.LogFormat, level))
+	lines := io.Writer(logs)
+	if opts.table == "on" || opts.table == "auto" && page.IsTerminal(cmd.OutOrStdout()) {
+		screen = page.NewScreen(cmd.OutOrStdout())
+		lines = screen.Logs()
+	} else {
+		surviveClosedPipe()
+	}
+	log := once.Logger(newLogger(lines, loaded.LogFormat, level))
 	kube.LogAtDebug(log)
 	if err := process.KeepThreads(process.SpareThreads + runtime.GOMAXPROCS(0)); err != nil {
 		log.Warn("cannot start spare threads", "err", err)
@@ -232,19 +237,4 @@ func configz(current func() *config.Loaded) http.Handler {
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		_, _ = w.Write(append(body, '\n')) // the client may be gone
 	})
-}
-
-// logRemarks logs what is worth knowing about a configuration.
-func logRemarks(log *slog.Logger, remarks config.Remarks) {
-	for _, r := range remarks {
-		log.Log(context.Background(), r.Level, "configuration", "note", r.String())
-	}
-}
-
-func newLogger(w io.Writer, format string, level slog.Leveler) *slog.Logger {
-	opts := &slog.HandlerOptions{Level: level}
-	if format == "json" {
-		return slog.New(slog.NewJSONHandler(w, opts))
-	}
-	return slog.New(slog.NewTextHandler(w, opts))
 }

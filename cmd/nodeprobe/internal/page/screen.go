@@ -30,6 +30,9 @@ const (
 	clearToEnd  = "\x1b[J"
 	cursorHome  = "\x1b[H"
 	clearLine   = "\x1b[K"
+
+	// stopTimeout is how long the end waits for the last drawing.
+	stopTimeout = time.Second
 )
 
 // NewScreen returns a Screen that draws on out, which [IsTerminal] or is wanted anyway.
@@ -69,15 +72,16 @@ func (t logTail) Write(line []byte) (int, error) {
 
 // Start draws the table of a Page now and then every second, and asks for a sample before
 // each drawing but the first. The url is that of the status page, or empty. The caller
-// must call stop, which draws a last time and waits for that.
+// must call stop, which draws a last time and waits for that, but not for long.
 func (s *Screen) Start(p *Page, url string) (stop func()) {
 	return s.start(func(b *strings.Builder) { p.table(b, url) }, p.Sample)
 }
 
 func (s *Screen) start(table func(*strings.Builder), sample func()) (stop func()) {
 	ctx, cancel := context.WithCancel(context.Background())
-	var drawing sync.WaitGroup
-	drawing.Go(func() {
+	drawn := make(chan struct{})
+	go func() {
+		defer close(drawn)
 		ticker := time.NewTicker(lookPeriod)
 		defer ticker.Stop()
 		fmt.Fprint(s.out, cursorHome+clearToEnd)
@@ -91,10 +95,13 @@ func (s *Screen) start(table func(*strings.Builder), sample func()) (stop func()
 				sample()
 			}
 		}
-	})
+	}()
 	return func() {
 		cancel()
-		drawing.Wait()
+		select {
+		case <-drawn:
+		case <-time.After(stopTimeout): // a terminal may be stopped
+		}
 	}
 }
 
