@@ -39,7 +39,9 @@ line that says "fails" keeps nodeprobe from doing its work; one that says
 		printWarnings(cmd, loaded)
 		cfg := loaded.Agent
 		cfg.Procfs, cfg.Sysfs, cfg.Rootfs = p.procfs, p.sysfs, p.rootfs
-		findings, err := preflight.Check(cmd.Context(), &cfg, loaded.DropCapabilities)
+		findings, err := preflight.Check(cmd.Context(), &cfg, preflight.Process{
+			DropCapabilities: loaded.DropCapabilities, LockedMemoryLimit: loaded.LockedMemoryLimit, OOMScoreAdj: loaded.OOMScoreAdj,
+		})
 		if err != nil {
 			return &exitError{exitUsage, err}
 		}

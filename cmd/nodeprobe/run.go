@@ -97,6 +97,7 @@ func runAgent(cmd *cobra.Command, loader *loader, loaded *config.Loaded, opts ru
 	}
 	defer server.Close()
 	registry := prometheus.NewRegistry()
+	process.CheckCgroupLimit(loaded.LockedMemoryLimit, log)
 	memory := process.NewMemory(loaded.LockedMemoryLimit, log)
 	registry.MustRegister(process.NewCollector(started), memory, buildInfo(), server)
 

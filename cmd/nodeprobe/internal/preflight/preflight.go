@@ -40,10 +40,9 @@ type Finding struct {
 }
 
 // Check looks at the machine by doing what an agent with cfg does: it attaches each
-// program and reads each file once. dropCapabilities reports whether the agent is to
-// drop the capabilities that it does not need.
-func Check(ctx context.Context, cfg *nodeprobe.Config, dropCapabilities bool) ([]Finding, error) {
-	findings, err := check(ctx, cfg, dropCapabilities)
+// program and reads each file once.
+func Check(ctx context.Context, cfg *nodeprobe.Config, want Process) ([]Finding, error) {
+	findings, err := check(ctx, cfg, want)
 	if err != nil {
 		return nil, err
 	}
@@ -52,7 +51,7 @@ func Check(ctx context.Context, cfg *nodeprobe.Config, dropCapabilities bool) ([
 	return append(wrong, findings...), nil
 }
 
-func check(ctx context.Context, cfg *nodeprobe.Config, dropCapabilities bool) ([]Finding, error) {
+func check(ctx context.Context, cfg *nodeprobe.Config, want Process) ([]Finding, error) {
 	sensor := bpf.Open(bpf.Options{Disabled: cfg.DisableBPF})
 	defer sensor.Close()
 	sampler, err := probe.New(probe.Config{
@@ -95,7 +94,8 @@ func check(ctx context.Context, cfg *nodeprobe.Config, dropCapabilities bool) ([
 		}
 		findings = append(findings, findRuntime(runtime))
 	}
-	findings = append(findings, findPrivileges(dropCapabilities, sensor.Refresh))
+	findings = append(findings, findProcess(want)...)
+	findings = append(findings, findPrivileges(want, sensor.Refresh))
 	if cfg.DisableBPF {
 		return append(findings, Finding{"BPF programs", Off, bpf.ErrDisabled.Error(), "set bpf to auto"}), nil
 	}
@@ -133,13 +133,13 @@ func findRuntime(s *cri.Snapshot) Finding {
 }
 
 // findPrivileges reports which capabilities an agent keeps.
-func findPrivileges(drop bool, rearm func() error) Finding {
+func findPrivileges(want Process, rearm func() error) Finding {
 	f := Finding{What: "privileges once started", Outcome: OK}
-	p, err := process.FindPrivileges(rearm, true)
+	p, err := process.FindPrivileges(rearm, want.LockedMemoryLimit > 0)
 	switch {
 	case err != nil:
 		f.Outcome, f.Detail = Missing, err.Error()
-	case !drop:
+	case !want.DropCapabilities:
 		f.Outcome, f.Detail, f.Remedy = Off, "all capabilities are kept", "set dropCapabilities to true"
 	default:
 		f.Detail = "capabilities that are kept: " + p.String()
