@@ -85,13 +85,13 @@ bench-overhead: ## what the probes cost forks, threads and writes, beside off/of
 	go -C test run ./bench/overhead
 
 bench-idle: control-plane ## wake-ups and CPU while nothing happens, by cause
-	go -C test run ./bench/idle
+	go -C test run ./bench/footprint -causes -window 2m
 
 size: ## lines of Go by package, without tests, and in all
 	@go -C test run ./bench/size
 
-footprint: control-plane ## memory and CPU of a minute, beside node_exporter
-	go -C test run ./bench/footprint
+footprint: control-plane ## memory, CPU and wake-ups beside node_exporter, for MINUTES (default 30) idle and as many busy (LOAD=idle or LOAD=busy for one)
+	go -C test run ./bench/footprint -for $(or $(MINUTES),30)m $(if $(LOAD),-load $(LOAD))
 
 footprint-containers: control-plane ## the same figures with 250 containers on the machine, over those without (needs root)
 	go -C test run ./bench/footprint -containers 250

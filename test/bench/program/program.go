@@ -61,14 +61,24 @@ func Main(name string, run func(*P)) {
 func Run(ctx context.Context, name string, args []string, stdout, stderr io.Writer, run func(*P)) error {
 	p := &P{Flags: flag.NewFlagSet(name, flag.ContinueOnError), Out: stdout, Progress: stderr, name: name, args: args, ctx: ctx}
 	p.Flags.SetOutput(stderr)
-	p.catch(func() { run(p) })
-	for _, undo := range slices.Backward(p.undo) {
-		p.catch(undo)
-	}
+	p.catch(func() { p.Scope(func() { run(p) }) })
 	if p.failed != nil && ctx.Err() != nil {
 		return context.Cause(ctx) // what failed was a consequence
 	}
 	return p.failed
+}
+
+// Scope does something and undoes what it made, at once.
+func (p *P) Scope(do func()) {
+	outer, before := p.undo, p.failed
+	p.undo = nil
+	p.catch(do)
+	for _, undo := range slices.Backward(p.undo) {
+		p.catch(undo)
+	}
+	if p.undo = outer; p.failed != before {
+		panic(ended{})
+	}
 }
 
 // Try returns what ended do, if anything did; the program goes on.

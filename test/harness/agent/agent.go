@@ -82,6 +82,8 @@ type Spec struct {
 	Args []string
 	// Env is added to this process's environment.
 	Env []string
+	// Cgroup is as in process.Spec.
+	Cgroup string
 	// TLS is how to reach the agent if Args or Config have it serve HTTPS.
 	TLS *tls.Config
 }
@@ -126,7 +128,7 @@ func start(t testing.TB, spec Spec) (*Agent, error) {
 		a.scheme, a.client = "https", &http.Client{Transport: &http.Transport{TLSClientConfig: spec.TLS}}
 	}
 	a.Process = must.Get(process.Start(process.Spec{
-		Path: spec.Binary, LogFile: a.LogFile, Env: spec.Env,
+		Path: spec.Binary, LogFile: a.LogFile, Env: spec.Env, Cgroup: spec.Cgroup,
 		Args: append([]string{
 			"run", "--config", configFile, "--hostname-override", spec.NodeName,
 			"--kubeconfig", spec.Kubeconfig, "--web.listen-address", a.address,

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -37,11 +38,9 @@ type Sample struct {
 func Read(pid int) (Sample, error) {
 	var s Sample
 	proc := fmt.Sprintf("/proc/%d", pid)
-	if err := scanStatus(proc+"/status", map[string]*int64{"VmRSS": &s.RSS, "RssAnon": &s.RSSAnon, "RssFile": &s.RSSFile}); err != nil {
+	if err := scanFigures(proc+"/status", map[string]*int64{"VmRSS": &s.RSS, "RssAnon": &s.RSSAnon, "RssFile": &s.RSSFile}); err != nil {
 		return s, err
 	}
-	// The files give kB.
-	s.RSS, s.RSSAnon, s.RSSFile = s.RSS<<10, s.RSSAnon<<10, s.RSSFile<<10
 
 	// The CPU clock of another process, as clock_getcpuclockid(3) makes its ID.
 	// In nanoseconds, where /proc/PID/stat counts ticks of 10 ms, as much as may
@@ -60,37 +59,47 @@ func Read(pid int) (Sample, error) {
 	for _, thread := range threads {
 		var switches int64
 		// A thread may end between the two; then it is none that now exists.
-		if err := scanStatus(thread, map[string]*int64{"voluntary_ctxt_switches": &switches}); err == nil {
+		if err := scanFigures(thread, map[string]*int64{"voluntary_ctxt_switches": &switches}); err == nil {
 			s.Switches += switches
 		}
 	}
 	return s, nil
 }
 
-// scanStatus reads the named figures from a status file; all have to be there.
-func scanStatus(file string, figures map[string]*int64) error {
+// scanFigures reads the named figures from a file with one in each line; all have to be
+// there. Those in kB become bytes.
+func scanFigures(file string, figures map[string]*int64) error {
 	data, err := os.ReadFile(file)
 	if err != nil {
-		return fmt.Errorf("read process status: %w", err)
+		return fmt.Errorf("read figures: %w", err)
 	}
 	found := 0
 	for line := range bytes.Lines(data) {
-		name, value, _ := bytes.Cut(line, []byte(":"))
-		if figure := figures[string(name)]; figure != nil {
-			if _, err := fmt.Sscan(string(value), figure); err != nil {
-				return fmt.Errorf("parse %s of %s: %w", name, file, err)
+		// "VmRSS:	9784 kB", "inactive_file 4096", "processes 12".
+		fields := bytes.Fields(line)
+		if len(fields) < 2 {
+			continue
+		}
+		if figure := figures[string(bytes.TrimSuffix(fields[0], []byte(":")))]; figure != nil {
+			if *figure, err = strconv.ParseInt(string(fields[1]), 10, 64); err != nil {
+				return fmt.Errorf("parse %s of %s: %w", fields[0], file, err)
+			}
+			if len(fields) > 2 && string(fields[2]) == "kB" {
+				*figure <<= 10
 			}
 			found++
 		}
 	}
 	if found != len(figures) {
-		return fmt.Errorf("read process status: %s lacks figures (has the process ended?)", file)
+		return fmt.Errorf("read figures: %s lacks some (has the process ended?)", file)
 	}
 	return nil
 }
 
 const (
 	scrapeInterval = 15 * time.Second
+	// scrapeTimeout is Prometheus' default.
+	scrapeTimeout  = 10 * time.Second
 	sampleInterval = time.Second
 )
 
@@ -100,6 +109,9 @@ type Subject struct {
 	PID  int
 	// MetricsURL is scraped every 15 s. Empty means that it is left alone.
 	MetricsURL string
+	// Cgroup is the directory of the memory cgroup that holds it and nothing else;
+	// empty if there is none.
+	Cgroup string
 }
 
 // Cost is what a subject has cost over the time.
@@ -111,10 +123,10 @@ type Cost struct {
 	CPU time.Duration
 	// Wakeups is how many times a second a thread woke up.
 	Wakeups float64
-	// Scrapes is how often the metrics were read, ScrapeBytes the size of the
-	// last answer, as it is without compression.
-	Scrapes     int
-	ScrapeBytes int64
+	// Scrapes is how often the metrics were read, Missed how often that failed or took
+	// too long, ScrapeBytes the size of the last answer, as it is without compression.
+	Scrapes, Missed int
+	ScrapeBytes     int64
 }
 
 // Measure watches all subjects over the same window.
@@ -131,7 +143,7 @@ func Measure(t testing.TB, window time.Duration, subjects []Subject) map[string]
 		for _, s := range subjects {
 			if s.MetricsURL != "" {
 				cost := costs[s.Name]
-				cost.Scrapes, cost.ScrapeBytes = cost.Scrapes+1, must.Get(Scrape(t.Context(), s.MetricsURL))(t)
+				cost.scrape(t, s)
 				costs[s.Name] = cost
 			}
 		}
@@ -165,6 +177,20 @@ func Measure(t testing.TB, window time.Duration, subjects []Subject) map[string]
 		costs[s.Name] = costs[s.Name].with(samples[s.Name], took)
 	}
 	return costs
+}
+
+// scrape counts one that fails: the machine may be short of something just then, and a
+// process that has ended is noticed by what looks at it next.
+func (c *Cost) scrape(t testing.TB, s Subject) {
+	ctx, cancel := context.WithTimeout(t.Context(), scrapeTimeout)
+	defer cancel()
+	size, err := Scrape(ctx, s.MetricsURL)
+	if err != nil {
+		c.Missed++
+		t.Logf("%s: %v", s.Name, err)
+		return
+	}
+	c.Scrapes, c.ScrapeBytes = c.Scrapes+1, size
 }
 
 // with adds the figures that follow from the samples.

@@ -84,6 +84,15 @@ func Thresholds(loads []*Load) map[string]string {
 	return all
 }
 
+// MemoryCgroup makes an empty cgroup of memory, for other processes to join. With a
+// limit of 0 it has none.
+func MemoryCgroup(limit int64) (*Pressure, error) {
+	if limit == 0 {
+		limit = unlimited
+	}
+	return inCgroup("memory", limit, nil)
+}
+
 // Containers starts n processes that sleep, each in a memory cgroup of its own, as
 // those of a node's containers are. It needs root and the program cat.
 func Containers(n int) (*Pressure, error) {

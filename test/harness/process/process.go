@@ -31,6 +31,9 @@ type Spec struct {
 	LogFile string
 	// Files are open in the program from file descriptor 3 on.
 	Files []*os.File
+	// Cgroup is the directory of a cgroup that the program starts in, so that all of
+	// what it uses is charged there; "" leaves it in this process's.
+	Cgroup string
 }
 
 // Process is a running or ended program.
@@ -50,6 +53,11 @@ func Start(spec Spec) (*Process, error) {
 		return nil, fmt.Errorf("open log of %s: %w", name, err)
 	}
 	cmd := exec.Command(spec.Path, spec.Args...)
+	if spec.Cgroup != "" {
+		// clone3 starts processes in cgroups of v2 only.
+		join := []string{"-c", `echo 0 >"$0/cgroup.procs" && exec "$@"`, spec.Cgroup, spec.Path}
+		cmd = exec.Command("/bin/sh", append(join, spec.Args...)...)
+	}
 	cmd.Env = append(os.Environ(), spec.Env...)
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, spec.Files
 	cmd.SysProcAttr = &syscall.SysProcAttr{
@@ -87,6 +95,9 @@ func (p *Process) PID() int { return p.cmd.Process.Pid }
 
 // Exited is closed when the process has ended, for whatever reason.
 func (p *Process) Exited() <-chan struct{} { return p.exited }
+
+// Succeeded reports whether the process, which has exited, ended without an error.
+func (p *Process) Succeeded() bool { return p.cmd.ProcessState.Success() }
 
 // Signal sends a signal to the process. It is an error if it has ended.
 func (p *Process) Signal(sig os.Signal) error {

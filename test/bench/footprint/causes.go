@@ -1,11 +1,3 @@
-// Command idle measures what nodeprobe does while nothing happens: how often its
-// threads wake up, what CPU time that takes, and what the timer in the kernel
-// costs. It separates the causes by running nodeprobe several times side by
-// side, each time with one more thing to do; what the next one costs more is what
-// that thing costs.
-//
-//	go run ./bench/idle                       # builds nodeprobe first
-//	go run ./bench/idle -nodeprobe ./nodeprobe -window 5m
 package main
 
 import (
@@ -20,16 +12,14 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
-func main() { program.Main("idle", run) }
-
-func run(p *program.P) {
-	window := p.Flags.Duration("window", 2*time.Minute, "how long to measure")
-	warmup := p.Flags.Duration("warmup", 15*time.Second, "how long to wait before")
-	binary := p.ParseNodeprobe()
-	cp := p.ControlPlane(controlplane.Options{})
+// causes measures what nodeprobe does while nothing happens: how often its threads wake
+// up, what CPU time that takes, and what the timer in the kernel costs. It separates the
+// causes by running nodeprobe several times side by side, each time with one more thing
+// to do; what the next one costs more is what that thing costs.
+func causes(p *program.P, cp *controlplane.ControlPlane, binary string, window time.Duration) {
 	agents := map[string]*agent.Agent{}
 	var running []footprint.Subject
-	for _, s := range subjects() {
+	for _, s := range tasks() {
 		node := strings.ReplaceAll(s.name, " ", "-")
 		a := agent.StartForTest(p, agent.Spec{
 			Binary: binary, Dir: p.TempDir(), NodeName: node, Config: s.config, Kubeconfig: must.Get(cp.NodeKubeconfig(node))(p),
@@ -41,8 +31,8 @@ func run(p *program.P) {
 		}
 		running = append(running, watched)
 	}
-	p.Logf("measuring for %s after %s of warm-up", *window, *warmup)
-	p.Sleep(*warmup)
+	p.Logf("measuring for %s after %s of warm-up", window, warmup)
+	p.Sleep(warmup)
 	// Around the window: what is not to be scraped is left alone within.
 	metrics := func() map[string]map[string]float64 {
 		all := map[string]map[string]float64{}
@@ -53,10 +43,10 @@ func run(p *program.P) {
 	}
 	begin, before := time.Now(), metrics()
 	p.Sleep(time.Second)
-	costs := footprint.Measure(p, *window, running)
+	costs := footprint.Measure(p, window, running)
 	grown, took := metrics(), time.Since(begin)
 	rows := []string{"process\twake-ups/s\tCPU ms/min\tsamples\tunasked\trenewals\tscrapes"}
-	for _, s := range subjects() {
+	for _, s := range tasks() {
 		for series := range grown[s.name] {
 			grown[s.name][series] -= before[s.name][series]
 		}
@@ -67,29 +57,23 @@ func run(p *program.P) {
 			s.name, c.Wakeups, program.Millis(c.CPU), ticks, others, grown[s.name][renewals], c.Scrapes))
 	}
 	p.Table(rows...)
-	p.Print(figures(costs, grown[observe], took))
+	p.Print(causeFigures(costs, grown[observe], took))
 }
 
-// The budgets.
-const (
-	wakeupBudget = 3.0  // per second
-	cpuBudget    = 10.0 // ms per minute
-)
-
-// figures are what is compared with the budgets. timer is by how much each metric of
-// the subject observe grew in took.
-func figures(costs map[string]footprint.Cost, timer map[string]float64, took time.Duration) (all []program.Figure) {
+// causeFigures are what is compared with the budgets. timer is by how much each metric of
+// the task observe grew in took.
+func causeFigures(costs map[string]footprint.Cost, timer map[string]float64, took time.Duration) (all []program.Figure) {
 	add := func(name string, value float64, unit string, budget float64) {
 		all = append(all, program.Figure{Name: "idle_" + name, Value: value, Digits: 2, Unit: unit, Budget: budget})
 	}
-	add("observe_wakeups", costs[observe].Wakeups, "/s", wakeupBudget)
-	add("own_wakeups", costs[own].Wakeups, "/s", wakeupBudget)
-	add("own_scraped_wakeups", costs[whole].Wakeups, "/s", wakeupBudget)
-	add("observe_cpu", program.Millis(costs[observeScraped].CPU), "ms/min", cpuBudget)
-	add("own_cpu", program.Millis(costs[whole].CPU), "ms/min", cpuBudget)
+	add("observe_wakeups", costs[observe].Wakeups, "/s", wakeupsIdle)
+	add("own_wakeups", costs[own].Wakeups, "/s", wakeupsIdle)
+	add("own_scraped_wakeups", costs[whole].Wakeups, "/s", wakeupsIdle)
+	add("observe_cpu", program.Millis(costs[observeScraped].CPU), "ms/min", cpuIdle)
+	add("own_cpu", program.Millis(costs[whole].CPU), "ms/min", cpuIdle)
 	// A difference may come out below zero: it is as noisy as both its sides.
 	var previous footprint.Cost
-	for _, s := range subjects() {
+	for _, s := range tasks() {
 		if s.adds != "" {
 			c := costs[s.name]
 			add("own_wakeups_"+s.adds, c.Wakeups-previous.Wakeups, "/s", 0)
@@ -106,9 +90,9 @@ func figures(costs map[string]footprint.Cost, timer map[string]float64, took tim
 	return all
 }
 
-// subject is nodeprobe with a configuration. Each has one more thing to do than
+// task is nodeprobe with a configuration. Each has one more thing to do than
 // the one before.
-type subject struct {
+type task struct {
 	name string
 	// adds is what it does in addition.
 	adds    string
@@ -128,12 +112,12 @@ const (
 // never is longer than the measurement takes.
 const never = "1h"
 
-// subjects lists them. What is not set here has its default.
-func subjects() []subject {
+// tasks lists them. What is not set here has its default.
+func tasks() []task {
 	base := agent.Config{"apiVersion": "nodeprobe.dev/v1alpha1", "kind": "NodeProbeConfiguration", "mode": "observe"}
 	writes := base.With(agent.Config{"mode": "own"})
 	rarely := agent.Config{"nodeStatusUpdateFrequency": never}
-	return []subject{
+	return []task{
 		{name: "no samples", adds: "runtime", config: base.With(agent.Config{"sampleInterval": never})},
 		{name: observe, adds: "sample", config: base},
 		{name: "own without lease or status", adds: "watch", config: writes.With(rarely).With(agent.Config{"nodeLeaseDurationSeconds": 36000})},
@@ -164,7 +148,7 @@ func samples(grown map[string]float64) (ticks, others float64) {
 
 // worked fails unless the subject did what it is there for: one that does nothing
 // would look good.
-func (s subject) worked(c footprint.Cost, grown map[string]float64) error {
+func (s task) worked(c footprint.Cost, grown map[string]float64) error {
 	ticks, others := samples(grown)
 	switch {
 	case s.config["sampleInterval"] == nil && ticks+others == 0:
