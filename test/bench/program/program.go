@@ -62,8 +62,8 @@ func Run(ctx context.Context, name string, args []string, stdout, stderr io.Writ
 	p := &P{Flags: flag.NewFlagSet(name, flag.ContinueOnError), Out: stdout, Progress: stderr, name: name, args: args, ctx: ctx}
 	p.Flags.SetOutput(stderr)
 	p.catch(func() { p.Scope(func() { run(p) }) })
-	if p.failed != nil && ctx.Err() != nil {
-		return context.Cause(ctx) // what failed was a consequence
+	if p.failed != nil && !p.Failed() {
+		return context.Cause(ctx)
 	}
 	return p.failed
 }
@@ -106,13 +106,16 @@ func (p *P) catch(do func()) {
 func (p *P) Context() context.Context          { return p.ctx }
 func (p *P) Name() string                      { return p.name }
 func (p *P) Helper()                           {}
-func (p *P) Failed() bool                      { return p.failed != nil }
 func (p *P) Cleanup(undo func())               { p.undo = append(p.undo, undo) }
 func (p *P) Logf(format string, args ...any)   { fmt.Fprintf(p.Progress, format+"\n", args...) }
 func (p *P) Error(args ...any)                 { p.failed = errors.Join(p.failed, asError(args)) }
 func (p *P) Errorf(format string, args ...any) { p.Error(fmt.Errorf(format, args...)) }
 func (p *P) Fatalf(format string, args ...any) { p.Fatal(fmt.Errorf(format, args...)) }
 func (p *P) Skip(args ...any)                  { p.Fatal(args...) }
+
+// Failed reports whether something failed that was no consequence of ^C.
+func (p *P) Failed() bool { return p.failed != nil && p.ctx.Err() == nil }
+
 func (p *P) Fatal(args ...any) {
 	p.Error(args...)
 	panic(ended{})

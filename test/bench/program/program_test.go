@@ -25,7 +25,25 @@ func TestRun(t *testing.T) {
 		{"fatal", "broken\nundone", t.Context(), nil, func(p *P) { p.Cleanup(func() { p.Fatal("undone") }); p.Fatal(errors.New("broken")) }},
 		{"goes on", "one\ntwo 2", t.Context(), nil, func(p *P) { p.Error("one"); p.Errorf("two %d", 2) }},
 		{"tried", "that: broken", t.Context(), nil, func(p *P) { p.Errorf("that: %w", p.Try(func() { p.Fatal("broken") })) }},
-		{"interrupted", "interrupted", interrupted, nil, func(p *P) { p.Sleep(0); p.Fatal("because of that") }},
+		{"interrupted", "interrupted", interrupted, nil, func(p *P) {
+			p.Cleanup(func() {
+				if p.Failed() { // then there would be something to look into
+					t.Error("failed, but was interrupted")
+				}
+			})
+			p.Fatal("because of that")
+		}},
+		{"scopes", "broken", t.Context(), nil, func(p *P) {
+			undone := 0
+			p.Scope(func() { p.Cleanup(func() { undone++ }) })
+			p.Cleanup(func() {
+				if undone != 2 {
+					t.Errorf("scopes: %d undone", undone)
+				}
+			})
+			p.Scope(func() { p.Cleanup(func() { undone++ }); p.Fatal("broken") })
+			p.Fatal("goes on")
+		}},
 		{"flag", "flag provided but not defined: -x", t.Context(), []string{"-x"}, func(*P) {}},
 		{"argument", `unknown argument "x"`, t.Context(), []string{"x"}, func(*P) {}},
 	} {
