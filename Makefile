@@ -106,7 +106,7 @@ test-page: deps ## the status page in a headless browser: light and dark, on a d
 test-outage: deps control-plane ## the API server is away for ten minutes: memory, Lease, the one patch after it (OUTAGE=1h for longer)
 	go -C test test -count=1 -v -timeout 0 -run '^TestLongOutage$$' ./suite/e2e -outage $(or $(OUTAGE),10m)
 
-test-flood: deps control-plane ## thousands of connections of each kind against 48 MiB of memory (needs root)
+test-flood: deps control-plane ## thousands of connections of each kind against 64 MiB of memory (needs root)
 	go -C test test -count=1 -v -run '^TestFlood$$' ./suite/flood -each
 
 parity: deps control-plane ## a real kubelet and nodeprobe on this machine: their Nodes, Leases, Events and writes compared (needs root)

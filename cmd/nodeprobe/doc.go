@@ -70,7 +70,7 @@ cmd/nodeprobe/internal/config.
 
 The Node's name is that of --hostname-override, else nodeName, else the environment
 variable NODE_NAME, else the hostname. GOMEMLIMIT, the Go runtime's own variable, bounds
-what garbage may add; the manifests set it to three quarters of the memory limit.
+what garbage may add; the manifests set it to half of the memory limit.
 
 # Serving
 
@@ -127,6 +127,10 @@ those that it keeps, if it has them:
 
 	CAP_DAC_READ_SEARCH   to look into other users' directories
 	CAP_SYS_RESOURCE      to be notified of stalls within half a second rather than 2 s
+	CAP_IPC_LOCK          to keep its memory locked, unless RLIMIT_MEMLOCK is unlimited
 	CAP_BPF               where the kernel (before 5.19) wants it for other limits
+
+Before that, CAP_SYS_RESOURCE lowers its oom_score_adj (oomScoreAdj) and removes
+RLIMIT_MEMLOCK.
 */
 package main

@@ -67,7 +67,7 @@ func runReloading(t *testing.T) *reloading {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.page = page.New(page.Config{State: d.agent.State, Sample: d.agent.Sample, History: &d.history})
+	d.page = page.New(page.Config{State: d.agent.State, Sample: d.agent.Sample, Memory: process.NewMemory(0, nil).State, History: &d.history})
 	ctx, stop := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- d.run(ctx, server) }()

@@ -130,7 +130,7 @@ func runAgent(cmd *cobra.Command, loader *loader, loaded *config.Loaded, opts ru
 	}
 	log.Info("nodeprobe is running", "version", release, "mode", string(cfg.Mode), "node", cfg.NodeName,
 		"listen", server.Address(), "healthListen", server.HealthAddress())
-	d.page = page.New(page.Config{Version: release, State: d.agent.State, Sample: d.agent.Sample, History: &d.history})
+	d.page = page.New(page.Config{Version: release, State: d.agent.State, Sample: d.agent.Sample, Memory: memory.State, History: &d.history})
 	if screen != nil {
 		defer screen.Start(d.page, server.URL())()
 	}

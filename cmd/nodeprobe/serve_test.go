@@ -190,7 +190,7 @@ func BenchmarkScrape(b *testing.B) {
 	}
 	d.supervisor = process.NewSupervisor(process.SupervisorConfig{Alive: d.alive, Status: d.statusLine, Logger: d.log})
 	d.reloader = newReloader(reloaderConfig{loader: &loader{}, loaded: loaded, log: d.log}, d.registry)
-	d.page = page.New(page.Config{State: d.agent.State, Sample: d.agent.Sample, History: &d.history})
+	d.page = page.New(page.Config{State: d.agent.State, Sample: d.agent.Sample, Memory: process.NewMemory(0, nil).State, History: &d.history})
 	ctx, stop := context.WithCancel(b.Context())
 	done := make(chan error)
 	go func() { done <- d.agent.Run(ctx) }()

@@ -171,9 +171,12 @@ func checkPod(t *testing.T, ds *appsv1.DaemonSet) {
 	if request, limit := c.Resources.Requests.Memory(), c.Resources.Limits.Memory(); limit.IsZero() || !request.Equal(*limit) {
 		t.Errorf("memory: request %s, limit %s", request, limit)
 	}
+	if locked := lockedMemoryLimit(t); locked.Cmp(*c.Resources.Limits.Memory()) >= 0 {
+		t.Errorf("%s may be locked, the memory limit is %s", &locked, c.Resources.Limits.Memory())
+	}
 	if i := slices.IndexFunc(c.Env, func(e corev1.EnvVar) bool { return e.Name == "GOMEMLIMIT" }); i < 0 {
 		t.Error("no GOMEMLIMIT")
-	} else if soft, err := resource.ParseQuantity(strings.TrimSuffix(c.Env[i].Value, "B")); err != nil || 4*soft.Value() != 3*c.Resources.Limits.Memory().Value() {
+	} else if soft, err := resource.ParseQuantity(strings.TrimSuffix(c.Env[i].Value, "B")); err != nil || 2*soft.Value() != c.Resources.Limits.Memory().Value() {
 		t.Errorf("GOMEMLIMIT is %s, %v, the memory limit %s", c.Env[i].Value, err, c.Resources.Limits.Memory())
 	}
 	if !slices.ContainsFunc(spec.Tolerations, func(t corev1.Toleration) bool {
@@ -207,6 +210,14 @@ func checkPod(t *testing.T, ds *appsv1.DaemonSet) {
 	}
 }
 
+// lockedMemoryLimit is the default, which the manifests leave as it is.
+func lockedMemoryLimit(t *testing.T) resource.Quantity {
+	t.Helper()
+	var config struct{ LockedMemoryLimit string }
+	must.OK(t, yaml.Unmarshal(run(t, nil, build.ProductForTest(t), "config", "default"), &config))
+	return resource.MustParse(config.LockedMemoryLimit)
+}
+
 func privileged(ds *appsv1.DaemonSet) error {
 	if s := ds.Spec.Template.Spec.Containers[0].SecurityContext; s.Privileged == nil || !*s.Privileged {
 		return errors.New("it is not privileged")
@@ -219,7 +230,7 @@ func leastPrivileged(ds *appsv1.DaemonSet) error {
 	if *s.Privileged || *s.AllowPrivilegeEscalation || s.SeccompProfile.Type != corev1.SeccompProfileTypeRuntimeDefault ||
 		s.SELinuxOptions == nil || s.SELinuxOptions.Type != "spc_t" || // other containers may not use BPF
 		!slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) ||
-		!slices.Equal(s.Capabilities.Add, []corev1.Capability{"BPF", "PERFMON"}) {
+		!slices.Equal(s.Capabilities.Add, []corev1.Capability{"BPF", "PERFMON", "IPC_LOCK"}) {
 		return fmt.Errorf("it may do more, or less: %+v", s)
 	}
 	return nil

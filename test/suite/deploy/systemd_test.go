@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/api/resource"
+
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
@@ -34,6 +36,15 @@ func TestSystemd(t *testing.T) {
 	command := strings.Fields(setting("ExecStart"))
 	run(t, nil, binary, "config", "check", filepath.Join(dir, "config.yaml"))
 	run(t, nil, binary, append(command[1:], "--help")...)
+
+	limit := resource.MustParse(setting("MemoryMax") + "i")
+	if locked := lockedMemoryLimit(t); locked.Cmp(limit) >= 0 {
+		t.Errorf("%s may be locked, MemoryMax is %s", &locked, &limit)
+	}
+	// systemd.resource-control(5): what protects has no effect beyond what the slice has.
+	if slice := setting("Slice"); slice != "-.slice" {
+		t.Errorf("MemoryMin in %s", slice)
+	}
 
 	// systemd requires that the program exists.
 	unit := filepath.Join(t.TempDir(), "nodeprobe.service")

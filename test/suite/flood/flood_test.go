@@ -89,6 +89,8 @@ func flooded(t *testing.T, mode string, secure bool, kinds []Kind) {
 	}
 	a := agent.StartForTest(t, spec)
 	stage.Eventually(t, "nodeprobe is ready", func() error { return stage.Code(a, "/readyz", http.StatusOK) })
+	locked := func() float64 { return must.Get(a.Metric(t.Context(), "nodeprobe_locked_bytes"))(t) }
+	stage.Until(t, "its memory is locked", func() bool { return locked() > 0 })
 	before := memory(t, cgroup.Cgroup)
 
 	w := watch(t, a, cp, &spec)
@@ -108,9 +110,13 @@ func flooded(t *testing.T, mode string, secure bool, kinds []Kind) {
 	w.stop()
 	after := memory(t, cgroup.Cgroup)
 	cpu, cpuErr := footprint.Read(a.PID())
-	t.Logf("connections: %+v; %d probes and %d scrapes were answered, the slowest after %s; longest time without a renewal %s; memory before %s; after %s; CPU %s, %v",
-		tally, w.answered["/livez"]+w.answered["/readyz"], w.answered["/metrics"], w.slowest.Round(time.Millisecond), w.gap, before, after, cpu.CPU.Round(time.Millisecond), cpuErr)
+	still := locked()
+	t.Logf("connections: %+v; %d probes and %d scrapes were answered, the slowest after %s; longest time without a renewal %s; memory before %s; after %s, %.1f MiB locked; CPU %s, %v",
+		tally, w.answered["/livez"]+w.answered["/readyz"], w.answered["/metrics"], w.slowest.Round(time.Millisecond), w.gap, before, after, still/(1<<20), cpu.CPU.Round(time.Millisecond), cpuErr)
 	stage.CheckAlive(t, a)
+	if still == 0 {
+		t.Error("its memory is no longer locked: that is within the power of clients")
+	}
 	if after.kills > 0 || after.failures > before.failures {
 		t.Errorf("its memory ran out: %s", after)
 	}

@@ -22,6 +22,7 @@ import (
 	"time"
 
 	"github.com/nodeprobe/nodeprobe"
+	"github.com/nodeprobe/nodeprobe/cmd/nodeprobe/internal/process"
 )
 
 var (
@@ -39,6 +40,8 @@ type Config struct {
 	State func() nodeprobe.State
 	// Sample asks for a sample soon, because the page is being looked at. It must not block.
 	Sample func()
+	// Memory returns what of this process is locked, such as [process.Memory.State].
+	Memory func() process.MemoryState
 	// History holds the last ten minutes.
 	History *History
 }

@@ -22,6 +22,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe"
 	"github.com/nodeprobe/nodeprobe/bpf"
+	"github.com/nodeprobe/nodeprobe/cmd/nodeprobe/internal/process"
 	"github.com/nodeprobe/nodeprobe/heartbeat"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/cri"
@@ -136,7 +137,9 @@ func newPage(state *nodeprobe.State) *Page {
 	if !state.Snapshot.Time.IsZero() {
 		h.Observe(&state.Snapshot)
 	}
-	return New(Config{Version: "v1.2.3", State: func() nodeprobe.State { return *state }, Sample: func() {}, History: h})
+	return New(Config{Version: "v1.2.3", State: func() nodeprobe.State { return *state }, Sample: func() {}, History: h, Memory: func() process.MemoryState {
+		return process.MemoryState{Limit: 48 << 20, Locked: true, Bytes: 13 << 20, MajorFaults: 2}
+	}})
 }
 
 // serve is a server with the page's routes alone.
@@ -255,6 +258,38 @@ func TestStatusGolden(t *testing.T) {
 			t.Fatal(err)
 		}
 		golden(t, name, text.String())
+	}
+}
+
+// Why memory is not locked is an error on the page, with what helps.
+func TestMemoryIsNotLocked(t *testing.T) {
+	state := observed(t)
+	for _, test := range []struct {
+		state process.MemoryState
+		want  *errorView
+		text  string // what follows the resident size
+	}{
+		{process.MemoryState{Limit: 1, Err: fmt.Errorf("not permitted; %w", process.ErrLockDenied)}, &errorView{"memory lock", "not permitted", process.ErrLockDenied.Error()}, ""},
+		{process.MemoryState{Limit: 1, Err: errors.New("too much: raise it"), MajorFaults: 1}, &errorView{"memory lock", "too much: raise it", ""}, ", 1 major fault"},
+		{process.MemoryState{Limit: 1}, nil, ""}, // it is starting
+		{process.MemoryState{Limit: 1, Locked: true, Bytes: 1 << 20}, nil, ", 1Mi locked"},
+		{process.MemoryState{}, nil, ""},
+	} {
+		p := newPage(&state)
+		p.Memory = func() process.MemoryState { return test.state }
+		r := p.report(&state, begin)
+		var got *errorView
+		for i, e := range r.Snapshot.Errors {
+			if e.Source == "memory lock" {
+				got = &r.Snapshot.Errors[i]
+			}
+		}
+		if diff := cmp.Diff(test.want, got); diff != "" {
+			t.Errorf("%+v (-want +got):\n%s", test.state, diff)
+		}
+		if text := r.Self.memory(); text != amount(r.Self.ResidentBytes, "bytes")+test.text {
+			t.Errorf("%+v: %q", test.state, text)
+		}
 	}
 }
 

@@ -96,11 +96,11 @@ func TestPageText(t *testing.T) {
 			report{
 				NodeName: "a", Mode: "own", Snapshot: node,
 				Status: &postedView{Posted: &renewed, Reason: "changed", Bytes: 321}, Lease: &leaseView{Renewed: &renewed, Result: "skipped_foreign"},
-				Self: selfView{CPUSeconds: 1.5, RecentCPUShare: &share, ResidentBytes: 14 << 20, Samples: map[string]uint64{"tick": 7, "view": 2, "event": 0}},
+				Self: selfView{CPUSeconds: 1.5, RecentCPUShare: &share, ResidentBytes: 14 << 20, LockedBytes: 13 << 20, MajorFaults: 2, Samples: map[string]uint64{"tick": 7, "view": 2, "event": 0}},
 			},
 			[]string{
 				"posted 2s ago, at 03:04:03 (changed, 321 bytes)", "renewed 2s ago, at 03:04:03, last attempt: skipped foreign",
-				"1.50 s, recently 60 ms a minute", "14Mi", "<dd>tick 7, view 2</dd>",
+				"1.50 s, recently 60 ms a minute", "14Mi, 13Mi locked, 2 major faults", "<dd>tick 7, view 2</dd>",
 			},
 			nil,
 		},

@@ -39,6 +39,10 @@ type selfView struct {
 	Started       time.Time `json:"started"`
 	CPUSeconds    float64   `json:"cpuSeconds"`
 	ResidentBytes int64     `json:"residentBytes,omitempty"`
+	// LockedBytes is absent where no memory is locked.
+	LockedBytes int64 `json:"lockedBytes,omitempty"`
+	// MajorFaults are those since everything was rehearsed.
+	MajorFaults int64 `json:"majorFaults"`
 	// RecentCPUShare is of one CPU, over the History.
 	RecentCPUShare *float64 `json:"recentCPUShare,omitempty"`
 	// Samples counts those taken, by cause.
@@ -57,9 +61,10 @@ type leaseView struct {
 }
 
 func (p *Page) report(s *nodeprobe.State, now time.Time) report {
+	memory := p.Memory()
 	r := report{
 		NodeName: s.NodeName, Mode: string(s.Mode), Version: p.Version,
-		Snapshot: newView(s), Self: newSelfView(s, now, p.History.points()),
+		Snapshot: newView(s), Self: newSelfView(s, &memory, now, p.History.points()),
 		Status: newPostedView(s.Posted), Lease: newLeaseView(s.Lease),
 	}
 	if s.Mode != nodeprobe.Observe { // otherwise no Node has them
@@ -78,6 +83,10 @@ func (p *Page) report(s *nodeprobe.State, now time.Time) report {
 		r.StoodDown = s.StoodDown.Error()
 	}
 	r.Snapshot.Errors = append(r.Snapshot.Errors, runtimeErrors(s.Runtime)...)
+	if memory.Err != nil {
+		reason, remedy := process.LockRemedy(memory.Err)
+		r.Snapshot.Errors = append(r.Snapshot.Errors, errorView{Source: "memory lock", Error: reason, Remedy: remedy})
+	}
 	return r
 }
 
@@ -112,8 +121,8 @@ func known(t time.Time) *time.Time {
 	return &t
 }
 
-func newSelfView(s *nodeprobe.State, now time.Time, past []point) selfView {
-	v := selfView{Started: s.Started.Round(0), Samples: map[string]uint64{}}
+func newSelfView(s *nodeprobe.State, memory *process.MemoryState, now time.Time, past []point) selfView {
+	v := selfView{Started: s.Started.Round(0), Samples: map[string]uint64{}, LockedBytes: memory.Bytes, MajorFaults: memory.MajorFaults}
 	cpu, ok := process.CPUTime()
 	v.CPUSeconds = cpu.Seconds()
 	if ok && len(past) > 0 {
@@ -141,7 +150,18 @@ func (v *selfView) memory() string {
 	if v.ResidentBytes == 0 {
 		return ""
 	}
-	return amount(v.ResidentBytes, "bytes")
+	text := amount(v.ResidentBytes, "bytes")
+	if v.LockedBytes > 0 {
+		text += ", " + amount(v.LockedBytes, "bytes") + " locked"
+	}
+	switch v.MajorFaults {
+	case 0:
+	case 1:
+		text += ", 1 major fault"
+	default:
+		text += fmt.Sprintf(", %d major faults", v.MajorFaults)
+	}
+	return text
 }
 
 func (v *selfView) samples() string {

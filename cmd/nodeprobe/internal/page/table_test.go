@@ -30,7 +30,7 @@ func TestLiveTable(t *testing.T) {
 	for _, want := range []string{
 		`^nodeprobe v1\.2\.3, mode own, node 192\.0\.2\.7, 2026-01-02 03:04:05, http://127\.0\.0\.1:9732/   \(Ctrl-C to quit\)\n\nCONDITION `,
 		`\nStatus posted \S+ ago, at 03:04:04 \(changed, 321 bytes\)\nLease renewed \S+ ago, at 03:04:03, last attempt: skipped foreign\n`,
-		`\nnodeprobe itself: CPU \d+\.\d\d s, recently \d+ ms a minute; memory [\d.]+Mi; samples: tick 7\n`,
+		`\nnodeprobe itself: CPU \d+\.\d\d s, recently \d+ ms a minute; memory [\d.]+Mi, 13Mi locked, 2 major faults; samples: tick 7\n`,
 		`\n! conditions: not judged\n$`,
 	} {
 		if !regexp.MustCompile(want).MatchString(b.String()) {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"math"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 
@@ -45,8 +44,9 @@ func findLock(limit int64, allowed error, own *process.Cgroup) Finding {
 		f.Outcome, f.Detail = Off, "lockedMemoryLimit is 0"
 		f.Remedy = "set lockedMemoryLimit; what is not locked has to be read from disk again on a node that is short of memory"
 	case allowed != nil:
-		f.Outcome, f.Remedy = Missing, process.ErrLockDenied.Error()
-		f.Detail = strings.TrimSuffix(allowed.Error(), "; "+f.Remedy)
+		f.Outcome = Missing
+		f.Detail, f.Remedy = process.LockRemedy(allowed)
+		f.Remedy = cmp.Or(f.Remedy, process.ErrLockDenied.Error())
 	case limit >= own.Limit:
 		f.Outcome = Missing
 		f.Detail = fmt.Sprintf("lockedMemoryLimit is %s, and the memory limit of the cgroup %s: with that much locked, the OOM killer ends nodeprobe", quantity(limit), quantity(own.Limit))

@@ -8,6 +8,7 @@ import (
 	"math"
 	"os"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -63,6 +64,16 @@ func NewMemory(limit int64, log *slog.Logger) *Memory {
 // ErrLockDenied is wrapped by the error of a process that may not lock its memory.
 var ErrLockDenied = errors.New("give it CAP_IPC_LOCK (in a pod: capabilities.add: [IPC_LOCK])" +
 	" or an unlimited RLIMIT_MEMLOCK (systemd: LimitMEMLOCK=infinity), or set lockedMemoryLimit to \"0\"")
+
+// LockRemedy splits the error of a [MemoryState] or of [LockAllowed] into the reason and
+// what helps, which is "" if the reason says so.
+func LockRemedy(err error) (reason, remedy string) {
+	reason, denied := strings.CutSuffix(err.Error(), "; "+ErrLockDenied.Error())
+	if denied {
+		return reason, ErrLockDenied.Error()
+	}
+	return reason, ""
+}
 
 // Lock locks what is resident, and what will be. Without the right to do so it returns
 // an error that wraps [ErrLockDenied], and everything stays as it was; before Linux 4.4,
