@@ -51,7 +51,7 @@ func (r *rehearsal) newWriters(content status.Content, allow func() error, compo
 	w.updater, err = status.New(status.Config{
 		NodeName: r.cfg.NodeName, Nodes: clients.Nodes, Timeout: timeout, Content: content,
 		Allow: func(*v1.Node) error { return allow() }, Record: w.recorder.Record,
-		OnFailure: clients.ForNodes.Reconnect, UpdateFrequency: 100 * time.Millisecond, ReportFrequency: time.Hour,
+		OnFailure: clients.ForNodes.Reconnect, UpdateFrequency: 250 * time.Millisecond, ReportFrequency: time.Hour,
 		RetryRefused: true, Logger: r.log, Registerer: reg,
 	})
 	if err != nil {
@@ -82,7 +82,7 @@ const mishaps = 7
 // post posts what the content says now, then what it says after change, through errors.
 func (w *writers) post(ctx context.Context, change func()) error {
 	return w.run(ctx, func() error {
-		if err := w.updater.Flush(ctx); err != nil {
+		if err := w.flush(ctx); err != nil {
 			return err
 		}
 		w.clients.ForNodes.Fail(mishaps)
@@ -92,11 +92,19 @@ func (w *writers) post(ctx context.Context, change func()) error {
 		}
 		posted := w.posted.Load()
 		change()
-		if err := w.updater.Flush(ctx); err != nil {
+		if err := w.flush(ctx); err != nil {
 			return err
 		}
 		return until(ctx, func() bool { return w.posted.Load() >= posted+2 })
 	})
+}
+
+// flush waits until the API server has taken what there is to say. One that refuses it is
+// not asked many times.
+func (w *writers) flush(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	return w.updater.Flush(ctx)
 }
 
 // run calls f while Updater and Recorder run.
@@ -148,11 +156,22 @@ func until(ctx context.Context, so func() bool) error {
 	return nil
 }
 
+// ready waits until the status is posted for real. Where that fails, errors need no
+// rehearsal, and an API server that refuses it is not to be asked even more often.
+func ready(ctx context.Context, u *status.Updater) error {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	if err := until(ctx, func() bool { return u.Ready() == nil }); err != nil {
+		return fmt.Errorf("%w: %w", err, u.Ready())
+	}
+	return nil
+}
+
 func (observeMode) rehearse(context.Context, *rehearsal) error { return nil }
 
 // rehearse posts the rehearsed conditions.
 func (m *augmentMode) rehearse(ctx context.Context, r *rehearsal) error {
-	if _, err := m.updater.Owner(ctx); err != nil {
+	if err := ready(ctx, m.updater); err != nil {
 		return err
 	}
 	content := status.NewConditions(m.cfg.FieldManager)
@@ -173,7 +192,7 @@ func (m *shadowMode) rehearse(ctx context.Context, r *rehearsal) error {
 	}
 	defer w.clients.Close()
 	w.clients.ForNodes.Fail(3)
-	return w.run(ctx, func() error { return w.updater.Flush(ctx) })
+	return w.run(ctx, func() error { return w.flush(ctx) })
 }
 
 // rehearse posts the rehearsed verdicts and conditions, and renews the Lease.
@@ -181,7 +200,7 @@ func (m *ownMode) rehearse(ctx context.Context, r *rehearsal) error {
 	if err := m.vouch(); err != nil {
 		return err
 	}
-	if _, err := m.updater.Owner(ctx); err != nil {
+	if err := ready(ctx, m.updater); err != nil {
 		return err
 	}
 	cfg := nodeConfig(&r.cfg)

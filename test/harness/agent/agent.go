@@ -35,7 +35,8 @@ type Config map[string]any
 
 // Own is the configuration of an agent in own mode that does everything as
 // often as it can, and to which the state of this machine does not matter: no
-// threshold is in force and no BPF program is attached.
+// threshold is in force and no BPF program is attached. It does not rehearse either,
+// which a server and a log show, and leaves its oom_score_adj alone.
 func Own() Config {
 	return Config{
 		"apiVersion": "nodeprobe.dev/v1alpha1", "kind": "NodeProbeConfiguration", "mode": "own",
@@ -46,6 +47,7 @@ func Own() Config {
 		"nodeStatusReportFrequency":        "5m",
 		"nodeLeaseDurationSeconds":         4,
 		"logFormat":                        "json",
+		"lockedMemoryLimit":                "0", "oomScoreAdj": 1000,
 	}
 }
 
