@@ -59,12 +59,17 @@ func systemMemory() (total, available int64, err error) {
 	if err != nil {
 		return 0, 0, fmt.Errorf("read available memory: %w", err)
 	}
+	return parseMemory(data)
+}
+
+func parseMemory(data []byte) (total, available int64, err error) {
+	available = -1 // there may be none
 	for line := range bytes.Lines(data) {
 		// Lines of other keys do not match, and leave both as they are.
 		_, _ = fmt.Sscanf(string(line), "MemTotal: %d kB", &total)
 		_, _ = fmt.Sscanf(string(line), "MemAvailable: %d kB", &available)
 	}
-	if total == 0 || available == 0 {
+	if total == 0 || available < 0 {
 		return 0, 0, errors.New("read available memory: /proc/meminfo lacks it")
 	}
 	return total << 10, available << 10, nil

@@ -20,6 +20,16 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+func TestNoMemoryLeft(t *testing.T) {
+	total, available, err := parseMemory([]byte("MemTotal:  1024 kB\nMemAvailable:  0 kB\n"))
+	if err != nil || total != 1<<20 || available != 0 {
+		t.Errorf("got %d of %d, %v", available, total, err)
+	}
+	if _, _, err := parseMemory([]byte("MemTotal:  1024 kB\n")); err == nil {
+		t.Error("no error though MemAvailable is missing")
+	}
+}
+
 // wantNoneLeft checks that nothing of ours is mounted, or a cgroup.
 func wantNoneLeft(t *testing.T, pid int) {
 	t.Helper()
