@@ -60,7 +60,7 @@ check: lint test ## what CI runs
 	$(MAKE) --no-print-directory size
 
 test-kernels: NEEDED += qemu-system-x86_64:qemu-system-x86 qemu-system-aarch64:qemu-system-arm xz:xz-utils
-test-kernels: deps ## bpf's tests and a snapshot on Debian's kernels in qemu (KERNELS=amd64-6.1 for one)
+test-kernels: deps ## bpf's tests and a snapshot on Debian's kernels in qemu, and a storm of 1 GiB (KERNELS="amd64-6.1 storm-amd64-6.1" for one)
 	go -C test run ./bench/kernels $(KERNELS)
 
 generate: deps ## rebuild the BPF objects from their C source

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -59,13 +60,15 @@ func cacheDir(p *program.P) string {
 }
 
 // fetch returns the kernel from the cache or, if it is not there or an update is
-// asked for, from Debian. Only complete ones are in the cache, by version.
+// asked for, from Debian. Only complete ones are in the cache, by version and by what
+// is taken of a package.
 func (k kernel) fetch(p *program.P, cache string, update bool) image {
 	dir := filepath.Join(cache, k.String())
 	must.OK(p, os.MkdirAll(dir, 0o755))
 	link := filepath.Join(dir, "current")
-	if version, err := os.Readlink(link); err == nil && !update {
-		return image{filepath.Join(dir, version), version}
+	taken := fmt.Sprintf("_%08x", crc32.ChecksumIEEE([]byte(strings.Join(wantedModules, " "))))
+	if name, err := os.Readlink(link); err == nil && strings.HasSuffix(name, taken) && !update {
+		return image{filepath.Join(dir, name), strings.TrimSuffix(name, taken)}
 	}
 	scratch := must.Get(os.MkdirTemp(dir, "fetch-"))(p)
 	p.Cleanup(func() { must.Note(p, os.RemoveAll(scratch)) })
@@ -78,7 +81,7 @@ func (k kernel) fetch(p *program.P, cache string, update bool) image {
 		p.Fatalf("%s has no kernel %s:\n%s", k.suite, k.release, text)
 	}
 	name, version := found[1], found[2]
-	i := image{filepath.Join(dir, version), version}
+	i := image{filepath.Join(dir, version+taken), version}
 	if _, err := os.Stat(i.dir); err != nil {
 		p.Logf("%s: fetching %s %s", k, name, version)
 		apt("apt-get", "download", name)
@@ -91,7 +94,7 @@ func (k kernel) fetch(p *program.P, cache string, update bool) image {
 			must.OK(p, err)
 		}
 	}
-	must.OK(p, os.Symlink(version, filepath.Join(scratch, "current")))
+	must.OK(p, os.Symlink(filepath.Base(i.dir), filepath.Join(scratch, "current")))
 	must.OK(p, os.Rename(filepath.Join(scratch, "current"), link))
 	return i
 }
@@ -99,7 +102,8 @@ func (k kernel) fetch(p *program.P, cache string, update bool) image {
 // wantedModules are for the disks and the network of the guest, and for the tests'
 // loop devices. What a kernel has built in has no file. ext4 is built into all.
 var wantedModules = []string{
-	"virtio", "virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio_pci", "virtio_blk", "dummy", "loop",
+	"virtio", "virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio_pci", "virtio_blk",
+	"failover", "net_failover", "virtio_net", "dummy", "loop",
 }
 
 func (i image) take(p *program.P, tree string) {

@@ -49,6 +49,7 @@ var steps = []step{
 	{"preflight", []string{"/bin/nodeprobe", "preflight"}},
 	{"preflight json", []string{"/bin/nodeprobe", "preflight", "-o", "json"}},
 	{"trial", []string{trialPath}},
+	{"storm", []string{actorPath}},
 	{"snapshot", []string{"/bin/nodeprobe", "snapshot", "-o", "json"}},
 }
 
@@ -204,8 +205,13 @@ func appears(name string, timeout time.Duration) error {
 }
 
 // setUpNetwork makes an interface with an address and a default route, by which
-// a Node finds its address. It leads nowhere.
+// a Node finds its address. It leads to the host if the guest has a network card, with
+// the addresses that qemu gives out, or else nowhere.
 func setUpNetwork() error {
+	card, address, gateway := "eth0", [4]byte{10, 0, 2, 15}, [4]byte{10, 0, 2, 2}
+	if _, err := os.Stat("/sys/class/net/" + card); err != nil {
+		card, address, gateway = "dummy0", [4]byte{192, 0, 2, 1}, [4]byte{192, 0, 2, 2}
+	}
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return os.NewSyscallError("socket", err)
@@ -217,8 +223,8 @@ func setUpNetwork() error {
 		request uint
 		to      func(*unix.Ifreq) error
 	}{
-		{"dummy0", unix.SIOCSIFADDR, func(ifr *unix.Ifreq) error { return ifr.SetInet4Addr([]byte{192, 0, 2, 1}) }},
-		{"dummy0", unix.SIOCSIFFLAGS, up},
+		{card, unix.SIOCSIFADDR, func(ifr *unix.Ifreq) error { return ifr.SetInet4Addr(address[:]) }},
+		{card, unix.SIOCSIFFLAGS, up},
 		{"lo", unix.SIOCSIFFLAGS, up},
 	} {
 		ifr, err := unix.NewIfreq(set.name)
@@ -232,8 +238,8 @@ func setUpNetwork() error {
 			return fmt.Errorf("set up %s: %w", set.name, err)
 		}
 	}
-	inet := func(a, b, c, d byte) unix.RawSockaddrInet4 {
-		return unix.RawSockaddrInet4{Family: unix.AF_INET, Addr: [4]byte{a, b, c, d}}
+	inet := func(address [4]byte) unix.RawSockaddrInet4 {
+		return unix.RawSockaddrInet4{Family: unix.AF_INET, Addr: address}
 	}
 	// struct rtentry of the kernel, whose other fields stay 0.
 	route := struct {
@@ -242,7 +248,7 @@ func setUpNetwork() error {
 		flags                    uint16
 		_                        [64]byte
 	}{
-		target: inet(0, 0, 0, 0), gateway: inet(192, 0, 2, 2), genmask: inet(0, 0, 0, 0),
+		target: inet([4]byte{}), gateway: inet(gateway), genmask: inet([4]byte{}),
 		flags: unix.RTF_UP | unix.RTF_GATEWAY,
 	}
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCADDRT, uintptr(unsafe.Pointer(&route))); errno != 0 {

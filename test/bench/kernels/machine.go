@@ -32,22 +32,42 @@ type results struct {
 const bootTimeout = 10 * time.Minute
 
 const (
-	scratchSize = 512 << 20 // sparse, like the other
+	scratchSize = 512 << 20 // sparse, like the others
 	resultSize  = 64 << 20
+	// diskSpeed is that of all disks of a guest with a storm, in bytes a second: what
+	// clouds give their smaller machines.
+	diskSpeed = "125000000"
 )
+
+// machine is what a guest has besides the usual.
+type machine struct {
+	// disk is a directory whose files are on its first disk; "" is none.
+	disk string
+	// network has ports of this machine that lead to those of the guest, as qemu
+	// writes them. Without any, the guest has neither network nor third disk.
+	network []string
+	// during is called when it boots, and the guest is waited for afterwards. The
+	// context ends with the guest.
+	during func(context.Context)
+}
 
 // runGuest boots a machine and waits until it has turned itself off. dir is for its
 // disks and its console.
-func (b *bench) runGuest(k kernel, i image, files []file, dir string) *results {
+func (b *bench) runGuest(k kernel, i image, m *machine, files []file, dir string) *results {
 	scratch, result, initrd, console := filepath.Join(dir, "scratch.img"), filepath.Join(dir, "result.img"), filepath.Join(dir, "initrd"), filepath.Join(dir, "console")
-	for name, size := range map[string]int64{scratch: scratchSize, result: resultSize} {
+	storm := filepath.Join(dir, "storm.img")
+	for name, size := range map[string]int64{scratch: scratchSize, result: resultSize, storm: stormDiskSize} {
 		must.OK(b, os.WriteFile(name, nil, 0o644))
 		must.OK(b, os.Truncate(name, size))
 	}
-	output(b.P, dir, "mkfs.ext4", "-q", "-F", scratch)
+	format := []string{"-q", "-F", scratch}
+	if m.disk != "" {
+		format = append(format, "-d", m.disk)
+	}
+	output(b.P, dir, "mkfs.ext4", format...)
 	b.writeInitrd(initrd, i, files)
 	begin := time.Now()
-	err := b.Try(func() { b.qemu(k, i, initrd, scratch, result, console) })
+	err := b.Try(func() { b.qemu(k, i, m, initrd, console, scratch, result, storm) })
 	res := &results{took: time.Since(begin), files: map[string][]byte{}}
 	if err == nil {
 		err = b.Try(func() { b.readResults(res, result) })
@@ -62,7 +82,7 @@ func (b *bench) runGuest(k kernel, i image, files []file, dir string) *results {
 	return res
 }
 
-func (b *bench) qemu(k kernel, i image, initrd, scratch, result, console string) {
+func (b *bench) qemu(k kernel, i image, m *machine, initrd, console string, disks ...string) {
 	// KVM is not there in most places where tests run, and hangs in some.
 	command, args, parameters := "qemu-system-x86_64", []string{"-cpu", "max"}, "console=ttyS0"
 	if k.arch == "arm64" {
@@ -72,16 +92,33 @@ func (b *bench) qemu(k kernel, i image, initrd, scratch, result, console string)
 	args = append(args,
 		"-accel", "tcg,thread=multi", "-smp", "2", "-m", "1024",
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-monitor", "none", "-serial", "stdio",
-		"-drive", "if=virtio,format=raw,cache=unsafe,file="+scratch,
-		"-drive", "if=virtio,format=raw,cache=unsafe,file="+result,
 		"-kernel", i.vmlinuz(), "-initrd", initrd,
 		// On a panic the machine restarts at once, which ends qemu.
 		"-append", parameters+" panic=-1 quiet",
 	)
-	machine := must.Get(process.Start(process.Spec{Path: command, Args: args, LogFile: console}))(b)
-	defer machine.Stop(0)
+	limit := ""
+	if len(m.network) > 0 {
+		// Without its firmware, which is in another package.
+		args = append(args, "-netdev", "user,id=net,hostfwd="+strings.Join(m.network, ",hostfwd="), "-device", "virtio-net-pci,netdev=net,romfile=")
+		limit = ",throttling.group=disks,throttling.bps-total=" + diskSpeed
+	} else {
+		disks = disks[:2]
+	}
+	for _, disk := range disks {
+		args = append(args, "-drive", "if=virtio,format=raw,cache=unsafe,file="+disk+limit)
+	}
+	guest := must.Get(process.Start(process.Spec{Path: command, Args: args, LogFile: console}))(b)
+	defer guest.Stop(0)
+	if m.during != nil {
+		ctx, cancel := context.WithCancelCause(b.Context())
+		go func() {
+			<-guest.Exited()
+			cancel(errors.New("the guest is off"))
+		}()
+		m.during(ctx)
+	}
 	select {
-	case <-machine.Exited():
+	case <-guest.Exited():
 	case <-b.Context().Done():
 		b.Fatal(context.Cause(b.Context()))
 	case <-time.After(bootTimeout):
@@ -99,7 +136,7 @@ func (b *bench) writeInitrd(name string, i image, files []file) {
 		files = append(files, file{name: modulesPath + "/" + filepath.Base(path), from: path})
 	}
 	f := must.Get(os.Create(name))(b)
-	must.OK(b, writeCPIO(f, files, []string{"/proc", "/sys", "/dev", "/run", "/tmp", "/root", "/var/lib"}))
+	must.OK(b, writeCPIO(f, files, []string{"/proc", "/sys", "/dev", "/run", "/tmp", "/root", "/var/lib", "/src/bpf"}))
 	must.OK(b, f.Close())
 }
 
@@ -130,12 +167,15 @@ type file struct {
 	// data is used.
 	from string
 	data []byte
+	// link makes it a symbolic link to that.
+	link string
 }
 
 // Types and permissions.
 const (
 	cpioDirectory  = 0o040755
 	cpioExecutable = 0o100755 // as good for a file that is none
+	cpioLink       = 0o120777
 )
 
 // writeCPIO writes an archive as Linux unpacks it at boot (format "newc"), with
@@ -168,6 +208,10 @@ func writeCPIO(w io.Writer, files []file, directories []string) error {
 	}
 	for _, f := range files {
 		mkdir(path.Dir(f.name))
+		if f.link != "" {
+			entry(f.name, cpioLink, []byte(f.link))
+			continue
+		}
 		data := f.data
 		if f.from != "" {
 			var err error

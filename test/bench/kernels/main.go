@@ -3,6 +3,7 @@
 //
 //	go run ./bench/kernels                  # all of them
 //	go run ./bench/kernels amd64-6.1        # one, in well under two minutes
+//	go run ./bench/kernels storm-amd64-6.1  # thrashing until the kernel kills, beside a control plane
 //	go run ./bench/kernels -types DIR       # only bring their BTF to DIR
 //
 // It needs no privilege and no KVM, and leaves the machine's packages alone:
@@ -36,6 +37,12 @@ func main() {
 	case os.Args[0] == trialPath:
 		program.Main("trial", trial)
 		return
+	case os.Args[0] == actorPath:
+		program.Main("actor", actor)
+		return
+	case parts[filepath.Base(os.Args[0])] != "":
+		program.Main("part", play)
+		return
 	}
 	program.Main("kernels", run)
 }
@@ -53,25 +60,36 @@ func run(p *program.P) {
 	p.Flags.BoolVar(&b.verbose, "v", false, "print what the guests write to their console")
 	types := p.Flags.String("types", "", "test nothing, but write each kernel's BTF, and this machine's, to `directory`")
 	names := p.ParseNames()
-	kernels := slices.DeleteFunc(slices.Clone(all), func(k kernel) bool { return len(names) > 0 && !slices.Contains(names, k.String()) })
-	if len(names) > 0 && len(kernels) != len(names) {
-		p.Fatalf("no kernel for one of %q; there are %v", names, all)
+	var chosen []*report
+	for _, k := range all {
+		for _, r := range []*report{{kernel: k}, {kernel: k, storm: true}} {
+			// Not the storm on what takes longest to emulate, unless it is asked for.
+			if len(names) == 0 && (!r.storm || k.arch != "arm64") || slices.Contains(names, r.name()) {
+				chosen = append(chosen, r)
+			}
+		}
+	}
+	if len(names) > 0 && len(chosen) != len(names) {
+		p.Fatalf("no kernel for one of %q; there are %v, each with storm- before it too", names, all)
 	}
 	b.root, b.cache, b.scratch = build.RootForTest(p), cacheDir(p), p.TempDir()
 	if *types != "" {
-		b.collectTypes(kernels, *types)
+		b.collectTypes(chosen, *types)
 		return
 	}
 	var summary strings.Builder
-	for _, k := range kernels {
-		r := &report{kernel: k}
-		if err := p.Try(func() { b.test(r) }); err != nil {
+	for _, r := range chosen {
+		do := b.test
+		if r.storm {
+			do = b.storm
+		}
+		if err := p.Try(func() { do(r) }); err != nil {
 			r.fail("%v", err)
 		}
 		must.OK(p, context.Cause(p.Context()))
 		r.print(p.Out)
 		if len(r.failures) > 0 {
-			p.Errorf("failed on %s", k)
+			p.Errorf("failed: %s", r.name())
 		}
 		fmt.Fprintln(&summary, r.line())
 	}
@@ -82,18 +100,19 @@ func run(p *program.P) {
 func (b *bench) test(r *report) {
 	image := r.kernel.fetch(b.P, b.cache, b.update)
 	r.version = image.version
-	res := b.boot(r.kernel, image, b.payload)
+	res := b.boot(r.kernel, image, &machine{}, b.payload)
 	r.judge(b.P, res)
 }
 
 // collectTypes writes the full BTF of each kernel to a directory, for the test
 // helper in package bpf that reduces them.
-func (b *bench) collectTypes(kernels []kernel, dir string) {
+func (b *bench) collectTypes(chosen []*report, dir string) {
 	must.OK(b, os.MkdirAll(dir, 0o755))
-	for _, k := range kernels {
+	for _, r := range chosen {
+		k := r.kernel
 		image := k.fetch(b.P, b.cache, b.update)
 		if _, err := os.Stat(image.types()); err != nil {
-			b.boot(k, image, func(kernel, string) []file { return nil })
+			b.boot(k, image, &machine{}, func(kernel, string) []file { return nil })
 		}
 		b.writeFile(filepath.Join(dir, k.release+"-"+k.arch+".btf"), must.Get(os.ReadFile(image.types()))(b))
 	}
@@ -105,7 +124,7 @@ func (b *bench) collectTypes(kernels []kernel, dir string) {
 }
 
 // boot runs a guest, with files in addition to /init, and keeps its kernel's types.
-func (b *bench) boot(k kernel, i image, more func(k kernel, scratch string) []file) *results {
+func (b *bench) boot(k kernel, i image, m *machine, more func(k kernel, scratch string) []file) *results {
 	scratch := filepath.Join(b.scratch, k.String())
 	must.OK(b, os.MkdirAll(scratch, 0o755))
 	b.Logf("%s: building", k)
@@ -113,7 +132,7 @@ func (b *bench) boot(k kernel, i image, more func(k kernel, scratch string) []fi
 	files := more(k, scratch)
 	b.goRun(k, filepath.Join(b.root, "test"), "build", "-o", init, "./bench/kernels")
 	b.Logf("%s: booting Debian's %s", k, i.version)
-	res := b.runGuest(k, i, append(files, file{name: initPath, from: init}), scratch)
+	res := b.runGuest(k, i, m, append(files, file{name: initPath, from: init}), scratch)
 	types := res.files[kernelTypes]
 	if len(types) == 0 {
 		b.Fatalf("guest brought no %s", kernelTypes)
@@ -133,12 +152,11 @@ func (b *bench) payload(k kernel, scratch string) []file {
 	nodeprobe, test := filepath.Join(scratch, "nodeprobe"), filepath.Join(scratch, "bpf.test")
 	b.goRun(k, b.root, "build", "-o", nodeprobe, "./cmd/nodeprobe")
 	b.goRun(k, b.root, "test", "-c", "-o", test, "./bpf")
-	init := filepath.Join(scratch, "init")
 	files := []file{
 		{name: "/bin/nodeprobe", from: nodeprobe},
 		{name: "/bin/bpf.test", from: test},
-		{name: truePath, from: init}, // the tests start it to count forks
-		{name: trialPath, from: init},
+		{name: truePath, link: initPath}, // the tests start it to count forks
+		{name: trialPath, link: initPath},
 	}
 	// Tests read the sources beside them, and objects of those in C: a guest has no
 	// compiler. Where this machine has none either, they are skipped.

@@ -20,6 +20,7 @@ import (
 // report is what came of one kernel.
 type report struct {
 	kernel   kernel
+	storm    bool
 	version  string
 	boot     time.Duration
 	took     time.Duration // qemu's
@@ -33,6 +34,14 @@ type report struct {
 // test is a test that did not just pass.
 type test struct {
 	name, result, output string
+}
+
+// name is the argument that asks for it.
+func (r *report) name() string {
+	if r.storm {
+		return "storm-" + r.kernel.String()
+	}
+	return r.kernel.String()
 }
 
 func (r *report) fail(format string, args ...any) {
@@ -60,9 +69,8 @@ func (r *report) wantAll(where string, wanted, found []string) {
 // tested on the machine itself.
 var allowedSkip = regexp.MustCompile(`"(clang|llvm-strip|go|mkfs\.ext4)": executable file not found`)
 
-// judge reads the results and notes what is wrong with them. It fails p if they
-// cannot be read.
-func (r *report) judge(p *program.P, res *results) {
+// judgeSteps notes which of the guest's steps failed.
+func (r *report) judgeSteps(res *results) {
 	r.boot, r.took = res.diary.Boot, res.took
 	for _, text := range res.diary.Setup {
 		r.fail("prepare guest: %s", text)
@@ -73,6 +81,12 @@ func (r *report) judge(p *program.P, res *results) {
 			r.fail("%s: %s %s", o.Name, o.Error, bytes.TrimSpace(res.files[outputName(o.Name, "stderr")]))
 		}
 	}
+}
+
+// judge reads the results and notes what is wrong with them. It fails p if they
+// cannot be read.
+func (r *report) judge(p *program.P, res *results) {
+	r.judgeSteps(res)
 	r.judgeTests(p, res.files[outputName("bpf tests", "stdout")])
 	for line := range strings.Lines(string(res.files[outputName("trial", "stdout")])) {
 		r.facts = append(r.facts, "trial: "+strings.TrimSpace(line))
@@ -251,9 +265,11 @@ func (r *report) line() string {
 	if len(r.failures) > 0 {
 		verdict = fmt.Sprintf("%d FAILURES", len(r.failures))
 	}
-	return fmt.Sprintf("%s (Debian's %s): %s; bpf tests %d passed, %d failed, %d skipped; at /init after %s, off after %s",
-		r.kernel, r.version, verdict, r.passed, counts["fail"], counts["skip"],
-		r.boot.Round(100*time.Millisecond), r.took.Round(100*time.Millisecond))
+	if !r.storm {
+		verdict += fmt.Sprintf("; bpf tests %d passed, %d failed, %d skipped", r.passed, counts["fail"], counts["skip"])
+	}
+	return fmt.Sprintf("%s (Debian's %s): %s; at /init after %s, off after %s",
+		r.name(), r.version, verdict, r.boot.Round(100*time.Millisecond), r.took.Round(100*time.Millisecond))
 }
 
 func (r *report) print(w io.Writer) {

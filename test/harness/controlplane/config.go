@@ -71,6 +71,7 @@ func (cp *ControlPlane) WriteKubeconfig(name string, config *rest.Config) (strin
 	kubeconfig.Clusters[name] = &clientcmdapi.Cluster{
 		Server:                   config.Host,
 		CertificateAuthorityData: config.CAData,
+		TLSServerName:            config.ServerName,
 	}
 	kubeconfig.AuthInfos[name] = &clientcmdapi.AuthInfo{
 		ClientCertificateData: config.CertData,
