@@ -99,7 +99,7 @@ func runAgent(cmd *cobra.Command, loader *loader, loaded *config.Loaded, opts ru
 	registry := prometheus.NewRegistry()
 	process.CheckCgroupLimit(loaded.LockedMemoryLimit, log)
 	memory := process.NewMemory(loaded.LockedMemoryLimit, log)
-	registry.MustRegister(process.NewCollector(started), memory, buildInfo(), server)
+	registry.MustRegister(process.NewCollector(started), logs.Collector(), memory, buildInfo(), server)
 
 	d := &daemon{log: log, registry: registry, running: make(chan struct{})}
 	d.settler = newSettler(memory, func(ctx context.Context) { d.rehearse(ctx, server) }, log)

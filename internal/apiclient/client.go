@@ -5,10 +5,8 @@ package apiclient
 import (
 	"context"
 	"fmt"
-	"net"
 	"net/http"
 	"sync/atomic"
-	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
@@ -18,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
-	clienttransport "k8s.io/client-go/transport"
 	"k8s.io/client-go/util/connrotation"
 
 	"github.com/nodeprobe/nodeprobe/heartbeat"
@@ -82,18 +79,21 @@ func New(cfg Config) (*Clients, error) {
 	// Retries and bounds are the writers' own: each call has a deadline, and a watch
 	// lasts longer than any of them.
 	base.QPS, base.RateLimiter, base.Timeout = -1, nil, 0
-	var authorize clienttransport.WrapperFunc // nil for what client-go does by itself
-	if path := base.BearerTokenFile; path != "" {
-		// As by client-go itself, but the file is also read again after the token is
-		// refused, and is not waited for.
-		base.BearerToken, base.BearerTokenFile = "", ""
-		authorize = clienttransport.ResettableTokenSourceWrapTransport(clienttransport.NewCachedTokenSource(&tokenFile{path: path}))
+	origin := cfg.Origin
+	connecting := func(err error) error {
+		return fmt.Errorf("use %s: connect to %s: %w", origin, base.Host, err)
+	}
+	files, err := newFiles(base)
+	if err != nil {
+		return nil, connecting(err)
+	}
+	if base.Dial == nil {
+		base.Dial = newDialer().DialContext
 	}
 	scheme := runtime.NewScheme()
 	scheme.AddKnownTypes(v1.SchemeGroupVersion, &v1.Node{}, &v1.NodeList{}, &v1.Event{})
 	scheme.AddKnownTypes(coordinationv1.SchemeGroupVersion, &coordinationv1.Lease{}, &coordinationv1.LeaseList{})
 	codecs := serializer.NewCodecFactory(scheme)
-	origin := cfg.Origin
 	connect := func(apiPath string, version schema.GroupVersion) (rest.Interface, *Connections, error) {
 		metav1.AddToGroupVersion(scheme, version)
 		own := &Connections{onReconnect: cfg.OnReconnect}
@@ -103,9 +103,9 @@ func New(cfg Config) (*Clients, error) {
 		c := rest.CopyConfig(base)
 		c.APIPath, c.GroupVersion = apiPath, &version
 		c.NegotiatedSerializer = codecs.WithoutConversion()
-		client, err := own.connect(c, authorize)
+		client, err := own.connect(c, files)
 		if err != nil {
-			return nil, nil, fmt.Errorf("use %s: connect to %s: %w", origin, base.Host, err)
+			return nil, nil, connecting(err)
 		}
 		if cfg.Rehearsal {
 			return dryRun{client}, own, nil
@@ -114,7 +114,6 @@ func New(cfg Config) (*Clients, error) {
 	}
 	var all Clients
 	var nodes, events, leases rest.Interface
-	var err error
 	if nodes, all.ForNodes, err = connect("/api", v1.SchemeGroupVersion); err != nil {
 		return nil, err
 	}
@@ -138,24 +137,26 @@ func New(cfg Config) (*Clients, error) {
 // connect returns a client for cfg over connections that nothing else has: client-go
 // shares a transport between equal configurations, and never one with a dialer of
 // its own.
-func (c *Connections) connect(cfg *rest.Config, authorize clienttransport.WrapperFunc) (*rest.RESTClient, error) {
-	// The bounds are client-go's.
-	dial := cfg.Dial
-	if dial == nil {
-		dial = (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 30 * time.Second}).DialContext
-	}
-	dialer := connrotation.NewDialer(dial)
+func (c *Connections) connect(cfg *rest.Config, f *files) (*rest.RESTClient, error) {
+	dialer := connrotation.NewDialer(connrotation.DialFunc(cfg.Dial))
 	c.tracker = dialer.ConnectionTracker
 	cfg.Dial = dialer.DialContext
 	if c.mishaps != nil {
 		cfg.Wrap(c.mishaps.wrap)
 	}
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return transport{next, &c.silent} })
-	cfg.Wrap(authorize)
-	var err error
-	if c.http, err = rest.HTTPClientFor(cfg); err != nil {
+	if f.token != nil {
+		cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return authorizer{next, f.token} })
+	}
+	transportCfg, err := cfg.TransportConfig()
+	if err != nil {
 		return nil, err
 	}
+	rotating, err := newRotator(transportCfg, f, c.tracker.CloseAll)
+	if err != nil {
+		return nil, err
+	}
+	c.http = &http.Client{Transport: rotating}
 	return rest.RESTClientForConfigAndClient(cfg, c.http)
 }
 

@@ -2,7 +2,6 @@ package apiclient
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -19,8 +18,6 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/nodeprobe/nodeprobe/heartbeat"
-	"github.com/nodeprobe/nodeprobe/internal/testtree"
-	"github.com/nodeprobe/nodeprobe/probe/deadline"
 )
 
 // A request without an answer costs its writer's connections and nobody else's.
@@ -161,37 +158,5 @@ func TestWatchOutlivesTimeoutOfConfig(t *testing.T) {
 	}
 	if got := <-limit; got != "" {
 		t.Errorf("the API server is asked for a timeout of %s", got)
-	}
-}
-
-// A token file on a disk that hangs keeps nobody waiting for long, and is read again
-// when it answers.
-func TestTokenFileThatHangs(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "token")
-	answer := testtree.HangingFile(t, path)
-	f := &tokenFile{path: path}
-	for range 3 { // waited for once
-		if _, err := f.Token(); !errors.Is(err, deadline.ErrNoAnswer) || !strings.Contains(err.Error(), path) {
-			t.Fatalf("error %v", err)
-		}
-	}
-	answer("secret\n")
-	testtree.Eventually(t, "token", func() bool {
-		token, err := f.Token()
-		return err == nil && token.AccessToken == "secret" && token.Valid()
-	})
-	for text, want := range map[string]string{"": "is empty", " \n": "is empty"} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := f.Token(); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v, want %s", text, err, want)
-		}
-	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := f.Token(); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("no file: %v", err)
 	}
 }

@@ -1,0 +1,148 @@
+package apiclient
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/nodeprobe/nodeprobe/probe/deadline"
+)
+
+// dialer connects to hosts by name, also while names cannot be resolved: the resolver
+// reads /etc/hosts and /etc/resolv.conf, which may be on a disk that hangs, and asks a
+// server. The last good addresses serve then.
+type dialer struct {
+	dial   func(ctx context.Context, network, address string) (net.Conn, error) // to an address
+	lookup func(ctx context.Context, host string) ([]netip.Addr, error)
+
+	mu    sync.Mutex // guards hosts
+	hosts map[string]*deadline.Latest[[]netip.Addr]
+}
+
+const (
+	// dialTimeout and keepAlive are client-go's.
+	dialTimeout, keepAlive = 30 * time.Second, 30 * time.Second
+	// addressesServe is how long addresses are used without asking for newer ones.
+	addressesServe = time.Second
+	// deniedServe is how long the last good addresses serve where the resolver works and
+	// says that there is no such host. It says so as well if the name is in /etc/hosts,
+	// and that cannot be read.
+	deniedServe = 10 * time.Minute
+	// nextAddress is how long one address is tried before the next is tried as well, as by
+	// package net.
+	nextAddress = 300 * time.Millisecond
+)
+
+// resolveWait is how long the resolver is waited for.
+var resolveWait = deadline.Wait{First: dialTimeout, Later: time.Second}
+
+func newDialer() *dialer {
+	return &dialer{
+		dial: (&net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive}).DialContext,
+		lookup: func(ctx context.Context, host string) ([]netip.Addr, error) {
+			return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+		},
+		hosts: map[string]*deadline.Latest[[]netip.Addr]{},
+	}
+}
+
+// DialContext connects to an address whose host is a name or an address.
+func (d *dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil {
+		return nil, &net.OpError{Op: "dial", Net: network, Err: err}
+	}
+	if _, err := netip.ParseAddr(host); err == nil {
+		return d.dial(ctx, network, address)
+	}
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	addrs, err := d.resolve(host)
+	if err != nil {
+		return nil, &net.OpError{Op: "dial", Net: network, Err: err}
+	}
+	return d.dialFirst(ctx, network, addrs, port)
+}
+
+// resolve returns the addresses of a host, or the last good ones.
+func (d *dialer) resolve(host string) ([]netip.Addr, error) {
+	d.mu.Lock()
+	latest := d.hosts[host]
+	if latest == nil {
+		latest = deadline.NewLatest("resolve "+host, addressesServe, resolveWait, func() ([]netip.Addr, error) {
+			// Not with the caller's context: what that had ended would hang in the
+			// background, once for each try.
+			addrs, err := d.lookup(context.Background(), host)
+			for i, a := range addrs {
+				addrs[i] = a.Unmap()
+			}
+			return addrs, err
+		})
+		d.hosts[host] = latest // few: the API server, a proxy
+	}
+	d.mu.Unlock()
+	addrs, at, err := latest.Get()
+	if at.IsZero() || denied(err) && time.Since(at) > deniedServe {
+		return nil, err
+	}
+	return addrs, nil
+}
+
+// denied reports whether a resolver that works has said that there is no such host.
+func denied(err error) bool {
+	dns, ok := errors.AsType[*net.DNSError](err)
+	return ok && dns.IsNotFound
+}
+
+// dialFirst connects to the address that answers first. They are tried one after the
+// other, but one that does not answer does not keep the next from being tried.
+func (d *dialer) dialFirst(ctx context.Context, network string, addrs []netip.Addr, port string) (net.Conn, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type result struct {
+		conn net.Conn
+		err  error
+	}
+	results := make(chan result, len(addrs))
+	timer := time.NewTimer(nextAddress)
+	defer timer.Stop()
+	tried, failed := 0, 0
+	try := func() {
+		address := net.JoinHostPort(addrs[tried].String(), port)
+		tried++
+		timer.Reset(nextAddress)
+		go func() {
+			conn, err := d.dial(ctx, network, address)
+			results <- result{conn, err}
+		}()
+	}
+	var first error
+	for try(); ; {
+		select {
+		case r := <-results:
+			if r.err == nil {
+				go func(others int) { // which are cancelled, but may have connected
+					for range others {
+						if r := <-results; r.err == nil {
+							r.conn.Close()
+						}
+					}
+				}(tried - failed - 1)
+				return r.conn, nil
+			}
+			if failed++; first == nil {
+				first = r.err
+			}
+			if failed == len(addrs) {
+				return nil, first
+			}
+		case <-timer.C:
+		}
+		if tried < len(addrs) {
+			try()
+		}
+	}
+}

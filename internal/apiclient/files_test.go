@@ -1,0 +1,320 @@
+package apiclient
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"io"
+	"math/big"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/nodeprobe/nodeprobe/internal/testtree"
+	"github.com/nodeprobe/nodeprobe/probe/deadline"
+)
+
+// A token file on a disk that hangs keeps nobody waiting for long, and is read again
+// when it answers.
+func TestTokenFileThatHangs(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "token")
+	answer := testtree.HangingFile(t, path)
+	f := newTokenFile(path)
+	for range 3 { // waited for once
+		if _, at, err := f.Get(); !at.IsZero() || !errors.Is(err, deadline.ErrNoAnswer) || !strings.Contains(err.Error(), path) {
+			t.Fatalf("error %v", err)
+		}
+	}
+	answer("secret\n")
+	testtree.Eventually(t, "token", func() bool {
+		token, _, err := f.Get()
+		return err == nil && token == "secret"
+	})
+	// What is wrong with the file later leaves the token as it is.
+	for text, want := range map[string]string{"": "is empty", " \n": "is empty"} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		f.Doubt(time.Now())
+		if token, _, err := f.Get(); token != "secret" || err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %q, %v, want %s", text, token, err, want)
+		}
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if token, _, err := f.Get(); token != "secret" || !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("no file: %q, %v", token, err)
+	}
+}
+
+// A request without a token is not sent, and says what is wrong with the file.
+func TestNoTokenYet(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "token")
+	client, err := New(Config{
+		API: &rest.Config{Host: "http://127.0.0.1:1", BearerTokenFile: path}, Origin: "Config.API", NodeName: "n",
+		UserAgent: "nodeprobe/v1.2.3", OnReconnect: func() {},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := client.Nodes.Get(t.Context(), "n"); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), "read token: open "+path) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// authority signs certificates.
+type authority struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	pem  []byte
+}
+
+func newAuthority(t *testing.T, name string) *authority {
+	a := &authority{}
+	a.key, a.cert, a.pem = issue(t, nil, &x509.Certificate{
+		Subject: pkix.Name{CommonName: name}, IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	})
+	return a
+}
+
+func issue(t *testing.T, by *authority, c *x509.Certificate) (*ecdsa.PrivateKey, *x509.Certificate, []byte) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.SerialNumber, _ = rand.Int(rand.Reader, big.NewInt(1<<62))
+	c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	parent, parentKey := c, key
+	if by != nil {
+		parent, parentKey = by.cert, by.key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, parent, &key.PublicKey, parentKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	made, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key, made, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+}
+
+func keyPEM(t *testing.T, key *ecdsa.PrivateKey) []byte {
+	t.Helper()
+	der, err := x509.MarshalECPrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der})
+}
+
+// rotation is an API server, and the files of a client of it.
+type rotation struct {
+	t             *testing.T
+	ca, cert, key string // files
+	clients       *authority
+	api           *httptest.Server
+
+	mu      sync.Mutex // guards the rest
+	serving tls.Certificate
+	seen    string // the client's name
+	conns   int
+}
+
+func newRotation(t *testing.T) *rotation {
+	dir := t.TempDir()
+	r := &rotation{
+		t: t, ca: filepath.Join(dir, "ca.crt"), cert: filepath.Join(dir, "client.crt"), key: filepath.Join(dir, "client.key"),
+		clients: newAuthority(t, "clients"),
+	}
+	r.api = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		r.mu.Lock()
+		r.seen = req.TLS.PeerCertificates[0].Subject.CommonName
+		r.mu.Unlock()
+		w.Header().Set("Content-Type", "application/json")
+		io.WriteString(w, `{"kind":"Node","apiVersion":"v1","metadata":{"name":"n","uid":"1"}}`)
+	}))
+	pool := x509.NewCertPool()
+	pool.AddCert(r.clients.cert)
+	r.api.TLS = &tls.Config{ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.conns++
+		return &r.serving, nil
+	}}
+	r.api.StartTLS()
+	t.Cleanup(r.api.Close)
+	return r
+}
+
+func (r *rotation) write(path string, data []byte) {
+	r.t.Helper()
+	if err := os.WriteFile(path, data, 0o600); err != nil {
+		r.t.Fatal(err)
+	}
+}
+
+// serve has the server use a certificate of that authority, for new connections.
+func (r *rotation) serve(by *authority) {
+	key, cert, _ := issue(r.t, by, &x509.Certificate{
+		Subject: pkix.Name{CommonName: "api"}, DNSNames: []string{"example.com"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+	})
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.serving = tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: key}
+}
+
+// identify writes a certificate for the client.
+func (r *rotation) identify(name string) {
+	key, _, cert := issue(r.t, r.clients, &x509.Certificate{
+		Subject: pkix.Name{CommonName: name}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	})
+	r.write(r.cert, cert)
+	r.write(r.key, keyPEM(r.t, key))
+}
+
+func (r *rotation) client() *Clients {
+	r.t.Helper()
+	c, err := New(Config{
+		API: &rest.Config{Host: r.api.URL, TLSClientConfig: rest.TLSClientConfig{
+			ServerName: "example.com", CAFile: r.ca, CertFile: r.cert, KeyFile: r.key,
+		}},
+		Origin: "Config.API", NodeName: "n", UserAgent: "nodeprobe/v1.2.3", OnReconnect: func() {},
+	})
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	r.t.Cleanup(c.Close)
+	return c
+}
+
+// get makes a request, and returns as whom, and over how many connections until now.
+func (r *rotation) get(c *Clients) (name string, conns int, err error) {
+	ctx, stop := context.WithTimeout(r.t.Context(), 30*time.Second)
+	defer stop()
+	_, err = c.Nodes.Get(ctx, "n")
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.seen, r.conns, err
+}
+
+func rotatorOf(c *Clients) *rotator { return c.ForNodes.http.Transport.(*rotator) }
+
+// due lets as much time pass as there is between two looks at the files.
+func due(r *rotator) {
+	r.mu.Lock()
+	r.looked = r.looked.Add(-rotationInterval)
+	r.mu.Unlock()
+	r.files.cert.Doubt(time.Now())
+	r.files.ca.Doubt(time.Now())
+}
+
+// A new certificate of the client is used from the next look on, over new connections,
+// and a new CA is trusted from then on.
+func TestRotation(t *testing.T) {
+	r := newRotation(t)
+	first, second := newAuthority(t, "first"), newAuthority(t, "second")
+	r.serve(first)
+	r.write(r.ca, first.pem)
+	r.identify("one")
+	c := r.client()
+	want := func(step, wantName string, wantConns int) {
+		t.Helper()
+		if name, conns, err := r.get(c); name != wantName || conns != wantConns || err != nil {
+			t.Errorf("%s: as %s, %d connections, %v; want %s, %d", step, name, conns, err, wantName, wantConns)
+		}
+	}
+	want("at first", "one", 1)
+	r.identify("two")
+	want("before a look", "one", 1)
+	due(rotatorOf(c))
+	want("after a look", "two", 2)
+	due(rotatorOf(c))
+	want("nothing new", "two", 2)
+
+	r.write(r.ca, append(first.pem, second.pem...))
+	due(rotatorOf(c))
+	want("one more CA", "two", 3)
+	r.serve(second)
+	c.ForNodes.tracker.CloseAll()
+	want("its certificate", "two", 4)
+	r.write(r.ca, []byte("-----BEGIN CERT"))
+	due(rotatorOf(c))
+	want("half of a file", "two", 4)
+	r.serve(first)
+	c.ForNodes.tracker.CloseAll()
+	want("the CA from before", "two", 5)
+}
+
+// While the disk hangs, requests and handshakes go on with what was read last.
+func TestRotationThatHangs(t *testing.T) {
+	r := newRotation(t)
+	ca := newAuthority(t, "ca")
+	r.serve(ca)
+	r.write(r.ca, ca.pem)
+	r.identify("one")
+	c := r.client()
+	if _, _, err := r.get(c); err != nil {
+		t.Fatal(err)
+	}
+	keyText, err := os.ReadFile(r.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answerCA, answerKey := testtree.HangingFile(t, r.ca), testtree.HangingFile(t, r.key)
+	for range 2 {
+		due(rotatorOf(c))
+		c.ForNodes.tracker.CloseAll() // the handshake asks for the certificate
+		if name, _, err := r.get(c); name != "one" || err != nil {
+			t.Errorf("as %s, %v", name, err)
+		}
+	}
+	answerCA(string(ca.pem))
+	answerKey(string(keyText))
+	testtree.Eventually(t, "files that can be read", func() bool {
+		_, _, caErr := rotatorOf(c).files.ca.Get()
+		_, _, certErr := rotatorOf(c).files.cert.Get()
+		return caErr == nil && certErr == nil
+	})
+}
+
+// What is wrong with a file is an error from the start.
+func TestFilesAtStart(t *testing.T) {
+	r := newRotation(t)
+	ca := newAuthority(t, "ca")
+	for _, test := range []struct {
+		name, want string
+		damage     func()
+	}{
+		{"no certificate", "no such file", func() { os.Remove(r.cert) }},
+		{"no CA", "no such file", func() { os.Remove(r.ca) }},
+		{"an empty CA", "is empty", func() { r.write(r.ca, nil) }},
+		{"a wrong CA", "unable to parse bytes as PEM block", func() { r.write(r.ca, []byte("x")) }},
+		{"a wrong key", "failed to find any PEM data in key input", func() { r.write(r.key, []byte("x")) }},
+	} {
+		r.write(r.ca, ca.pem)
+		r.identify("one")
+		test.damage()
+		_, err := New(Config{API: &rest.Config{Host: r.api.URL, TLSClientConfig: rest.TLSClientConfig{
+			CAFile: r.ca, CertFile: r.cert, KeyFile: r.key,
+		}}, Origin: "Config.API", OnReconnect: func() {}})
+		if err == nil || !strings.Contains(err.Error(), "use Config.API: connect to "+r.api.URL) || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: %v, want %s", test.name, err, test.want)
+		}
+	}
+}

@@ -1,0 +1,91 @@
+package deadline
+
+import (
+	"sync"
+	"time"
+)
+
+// Latest keeps the last good answer of a call that may hang, and asks for a newer one when
+// that answer is old. An answer that comes after its deadline counts as well, where
+// [Worker] drops it: a disk that is slow each time must not make the answer older and
+// older. It is safe for concurrent use.
+type Latest[T any] struct {
+	what   string
+	call   func() (T, error)
+	serves time.Duration
+	wait   Wait
+
+	mu      sync.Mutex // guards the rest; held while a call is waited for
+	worker  Worker[attempt[T]]
+	answer  T
+	at      time.Time // when the call began that returned answer; zero without one
+	doubted bool
+}
+
+// Wait is how long a caller waits for a call.
+type Wait struct {
+	// First is for the first answer, and for one that is to replace a doubted one.
+	First time.Duration
+	// Later is for a newer one, while there is one that serves.
+	Later time.Duration
+}
+
+type attempt[T any] struct {
+	answer T
+	err    error
+}
+
+// NewLatest returns a Latest without an answer. What describes the call in errors; an
+// answer serves for that long before the call is made again.
+func NewLatest[T any](what string, serves time.Duration, wait Wait, call func() (T, error)) *Latest[T] {
+	return &Latest[T]{what: what, call: call, serves: serves, wait: wait}
+}
+
+// Get returns the last good answer, and when the call began that returned it. The error is
+// why there is no newer one: the answer is usable all the same, unless the time is zero.
+func (l *Latest[T]) Get() (answer T, at time.Time, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if asked := l.worker.asked; !asked.IsZero() {
+		select {
+		case late := <-l.worker.answer:
+			l.worker.asked = time.Time{}
+			_ = l.take(late, asked) // if it failed, the next try is now
+		default:
+		}
+	}
+	now := time.Now()
+	if !l.at.IsZero() && !l.doubted && now.Sub(l.at) < l.serves {
+		return l.answer, l.at, nil
+	}
+	wait := l.wait.Later
+	if l.at.IsZero() || l.doubted {
+		wait = l.wait.First
+	}
+	l.worker.Start(now, l.what, func() (a attempt[T]) {
+		a.answer, a.err = l.call()
+		return a
+	})
+	a, err := l.worker.Await(now, now.Add(wait))
+	if err == nil {
+		err = l.take(a, now)
+	}
+	return l.answer, l.at, err
+}
+
+// take keeps what a call has returned that began at that time.
+func (l *Latest[T]) take(a attempt[T], began time.Time) error {
+	if a.err == nil {
+		l.answer, l.at, l.doubted = a.answer, began, false
+	}
+	return a.err
+}
+
+// Doubt makes the next Get ask for a newer answer, unless the last call began after t.
+func (l *Latest[T]) Doubt(t time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.at.Before(t) {
+		l.doubted = true
+	}
+}
