@@ -84,6 +84,9 @@ bench-latency: deps control-plane ## from a crossing to Go and to the Node; PEER
 bench-overhead: ## what the probes cost forks, threads and writes, beside off/off (needs root)
 	go -C test run ./bench/overhead
 
+bench-storm: deps control-plane ## ten storms: what still works while the node thrashes, beside a kubelet and node_exporter; FAULTS=1 for faults in them (needs root, no swap)
+	go -C test run ./bench/storm $(if $(FAULTS),-faults)
+
 bench-idle: control-plane ## wake-ups and CPU while nothing happens, by cause
 	go -C test run ./bench/footprint -causes -window 2m
 
@@ -141,4 +144,4 @@ clean: ## remove bin
 help: ## this list
 	@awk -F ':.*## ' '/^##@/ { printf "\n%s\n", substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-.PHONY: build run demo image test test-flap test-page test-outage test-flood parity vet lint check test-kernels generate generate-btf fuzz bench bench-latency bench-overhead bench-idle size footprint e2e test-beside footprint-containers control-plane deps clean help
+.PHONY: build run demo image test test-flap test-page test-outage test-flood parity vet lint check test-kernels generate generate-btf fuzz bench bench-latency bench-overhead bench-storm bench-idle size footprint e2e test-beside footprint-containers control-plane deps clean help

@@ -75,13 +75,13 @@ func TestCross(t *testing.T) {
 		{"by a step", slope{available: 100, read: 1 * ms, step: 4 * ms}, 10 * ms, 16 * ms, 70, nil},
 		{"at the first step", slope{available: 80, read: 1 * ms, step: 4 * ms}, 0, 6 * ms, 70, nil},
 		{"by others, meanwhile", slope{available: 100, read: 1 * ms, step: 4 * ms, jitter: []int64{0, 15}}, 0, 6 * ms, 75, nil},
-		{"by others, before", slope{available: 79}, 0, 0, 79, errForeign},
+		{"by others, before", slope{available: 79}, 0, 0, 79, pressure.ErrForeign},
 		{"cannot be read", slope{available: 100, err: broken}, 0, 0, 100, broken},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				begin := time.Now()
-				c, err := cross(&test.slope, 80, 10)
+				c, err := pressure.Cross(&test.slope, 80, 10)
 				if !errors.Is(err, test.err) || test.slope.available != test.left {
 					t.Errorf("%d left, %v", test.slope.available, err)
 				}
@@ -91,7 +91,7 @@ func TestCross(t *testing.T) {
 			})
 		})
 	}
-	if _, err := cross(&slope{available: 1}, 0, 0); err == nil || errors.Is(err, errForeign) {
+	if _, err := pressure.Cross(&slope{available: 1}, 0, 0); err == nil || errors.Is(err, pressure.ErrForeign) {
 		t.Errorf("steps of nothing: %v", err)
 	}
 }

@@ -11,10 +11,8 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -124,37 +122,4 @@ func newLoads(p *program.P, fs *pressure.Filesystem, most int) []*load {
 		spacing: 2 * mi, beginning: mi, step: 16 << 10, beyond: mi * 3 / 4, hold: mi,
 		highest: 40 * mi, ramp: opened(pressure.DiskRamp(fs)),
 	}}
-}
-
-// crossing is when a limit was crossed: not before Above, when the kernel was
-// asked for the last time and there still was enough, and not after Below, when
-// there was not.
-type crossing struct{ Above, Below time.Time }
-
-// errForeign means that another process crossed the limit, at an unknown time.
-var errForeign = errors.New("crossed by another process")
-
-// maxSteps bounds a crossing that does not come about.
-const maxSteps = 10_000
-
-// cross takes steps until less is available than the limit.
-func cross(r pressure.Ramp, limit, step int64) (c crossing, err error) {
-	for range maxSteps {
-		asked := time.Now()
-		available, err := r.Available()
-		switch {
-		case err != nil:
-			return c, err
-		case available < limit && c.Above.IsZero():
-			return c, errForeign
-		case available < limit:
-			c.Below = time.Now()
-			return c, nil
-		}
-		c.Above = asked
-		if err := r.Take(step); err != nil {
-			return c, err
-		}
-	}
-	return c, fmt.Errorf("the limit %d is not crossed after %d steps of %d", limit, maxSteps, step)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
+	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
 
 const (
@@ -130,7 +131,7 @@ func (n *node) cross(l *load, limit int64) *trace {
 	}
 	t := &trace{}
 	begin, err := time.Now(), error(nil)
-	if t.crossed, err = cross(l.ramp, limit, l.step); errors.Is(err, errForeign) {
+	if t.crossed, err = pressure.Cross(l.ramp, limit, l.step); errors.Is(err, pressure.ErrForeign) {
 		return nil
 	}
 	must.OK(n, errors.Join(err, l.ramp.Take(l.beyond)))

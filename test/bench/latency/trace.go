@@ -8,12 +8,13 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
+	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
 
 // trace is how one crossing made its way, by the clocks of three processes on
 // this machine. A step that did not happen, or not yet, is zero.
 type trace struct {
-	crossed crossing
+	crossed pressure.Crossing
 	// happened is when the kernel noticed, event when nodeprobe's user space had
 	// that, changed when its sample said so too, answered when the API server had
 	// taken the patch: all by nodeprobe's log.

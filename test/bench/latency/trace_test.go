@@ -9,6 +9,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/bench/program"
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
+	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
 
 var crossed = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
@@ -72,7 +73,7 @@ func TestTrace(t *testing.T) {
 		{"nothing at all", "", 0, byNone, timeout, timeout},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			tr := trace{crossed: crossing{Above: crossed, Below: crossed.Add(time.Millisecond)}}
+			tr := trace{crossed: pressure.Crossing{Above: crossed, Below: crossed.Add(time.Millisecond)}}
 			if test.seen != 0 {
 				tr.seen = crossed.Add(time.Duration(test.seen * ms))
 			}

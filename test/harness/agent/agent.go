@@ -86,6 +86,8 @@ type Spec struct {
 	Env []string
 	// Cgroup is as in process.Spec.
 	Cgroup string
+	// Unread, once it is closed, has nobody read any more what the agent logs.
+	Unread <-chan struct{}
 	// TLS is how to reach the agent if Args or Config have it serve HTTPS.
 	TLS *tls.Config
 }
@@ -130,7 +132,7 @@ func start(t testing.TB, spec Spec) (*Agent, error) {
 		a.scheme, a.client = "https", &http.Client{Transport: &http.Transport{TLSClientConfig: spec.TLS}}
 	}
 	a.Process = must.Get(process.Start(process.Spec{
-		Path: spec.Binary, LogFile: a.LogFile, Env: spec.Env, Cgroup: spec.Cgroup,
+		Path: spec.Binary, LogFile: a.LogFile, Env: spec.Env, Cgroup: spec.Cgroup, Unread: spec.Unread,
 		Args: append([]string{
 			"run", "--config", configFile, "--hostname-override", spec.NodeName,
 			"--kubeconfig", spec.Kubeconfig, "--web.listen-address", a.address,

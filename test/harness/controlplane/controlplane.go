@@ -12,6 +12,7 @@ import (
 	"crypto/rand"
 	"crypto/rsa"
 	"errors"
+	"maps"
 	"os"
 	"slices"
 	"sync"
@@ -35,6 +36,8 @@ type Options struct {
 	// must not hold another control plane's files, and is left in place by Stop.
 	// Empty means a temporary directory, which Stop removes.
 	Dir string
+	// CopyPrograms runs the programs from Dir as well, for a Dir in memory.
+	CopyPrograms bool
 	// AuditLog makes the API server record every request for AuditEvents.
 	AuditLog bool
 	// Controllers starts kube-controller-manager and kube-scheduler as well.
@@ -72,13 +75,19 @@ func start(t testing.TB, opts Options) *ControlPlane {
 	binaries := Build(t)
 	var cp *ControlPlane
 	must.OK(t, process.Retry(func() error {
-		cp = &ControlPlane{opts: opts, dir: opts.Dir, binaries: binaries, running: map[*component]*process.Process{}}
+		cp = &ControlPlane{opts: opts, dir: opts.Dir, binaries: maps.Clone(binaries), running: map[*component]*process.Process{}}
 		if cp.dir == "" {
 			cp.dir = must.Get(os.MkdirTemp("", "nodeprobe-controlplane-"))(t) //nolint:usetesting // a test that failed leaves it
 			cp.removeDir = true
 		}
 		must.OK(t, os.MkdirAll(cp.dir, 0o700))
 		cp.prepare(t)
+		for _, c := range cp.components() {
+			if name := c.target.Name; opts.CopyPrograms {
+				cp.binaries[name] = cp.file(name + ".program")
+				must.OK(t, os.WriteFile(cp.binaries[name], must.Get(os.ReadFile(binaries[name]))(t), 0o700))
+			}
+		}
 		for _, c := range cp.components() {
 			if err := cp.run(t.Context(), c); err != nil {
 				return errors.Join(err, cp.Stop())

@@ -36,10 +36,16 @@ const (
 // made.
 func Disk(t testing.TB, mebibytes int) *Filesystem {
 	t.Helper()
+	return DiskIn(t, "", mebibytes)
+}
+
+// DiskIn is Disk, whose file is in a directory.
+func DiskIn(t testing.TB, dir string, mebibytes int) *Filesystem {
+	t.Helper()
 	need.Root(t)
 	need.Command(t, "mkfs.ext4", "e2fsprogs")
 	need.Command(t, "mount", "mount")
-	top := must.Get(os.MkdirTemp("", "nodeprobe-pressure-"))(t) //nolint:usetesting // the keeper removes it, even if the test is killed
+	top := must.Get(os.MkdirTemp(dir, "nodeprobe-pressure-"))(t) //nolint:usetesting // the keeper removes it, even if the test is killed
 	f := &Filesystem{Dir: filepath.Join(top, "mnt")}
 	// Before there is anything to undo, so that there is no gap.
 	keeper := must.Get(startChild(role{Keep: []undo{{Unmount: f.Dir}, {RemoveAll: top}}}))(t)
@@ -50,6 +56,26 @@ func Disk(t testing.TB, mebibytes int) *Filesystem {
 	must.OK(t, f.run("mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0", f.image(), strconv.Itoa(mebibytes)+"M"))
 	must.OK(t, f.Mount())
 	return f
+}
+
+// TempDir makes a directory until the test ends, or is killed. What is mounted there is
+// unmounted.
+func TempDir(t testing.TB) (dir string) {
+	t.Helper()
+	dir = must.Get(os.MkdirTemp("", "nodeprobe-pressure-"))(t) //nolint:usetesting // the keeper removes it
+	keeper := must.Get(startChild(role{Keep: []undo{{Unmount: dir}, {RemoveAll: dir}}}))(t)
+	t.Cleanup(func() { must.Note(t, keeper.release()) })
+	return dir
+}
+
+// Tmpfs makes a filesystem in memory, of so many MiB at most, until the test ends, and
+// returns its directory: without swap, what is there is never waited for.
+func Tmpfs(t testing.TB, mebibytes int) (dir string) {
+	t.Helper()
+	need.Root(t)
+	dir = TempDir(t)
+	must.OK(t, unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf("mode=700,size=%dm", mebibytes)))
+	return dir
 }
 
 // Fill takes up space until no more than the given number of bytes is

@@ -35,7 +35,7 @@ const childEnv = "NODEPROBE_PRESSURE_CHILD"
 var mainCalled atomic.Bool
 
 // role is what a child does, as JSON in its environment. Exactly one of
-// Memory, Sleep and Keep is set.
+// Memory, Sleep, Keep, Hog, Read and Burst is set.
 type role struct {
 	// Cgroup is a directory to move into first.
 	Cgroup string `json:",omitempty"`
@@ -47,6 +47,12 @@ type role struct {
 	Sleep bool `json:",omitempty"`
 	// Keep is what to undo in the end.
 	Keep []undo `json:",omitempty"`
+	// Hog, Read and Burst are a storm's: see storm.go. Runs is how much of the file that
+	// is read is rather run.
+	Hog   bool   `json:",omitempty"`
+	Read  string `json:",omitempty"`
+	Runs  int64  `json:",omitempty"`
+	Burst int64  `json:",omitempty"`
 }
 
 // Main plays the child's part, and then ends the process, if this process is a
@@ -90,7 +96,14 @@ func (r role) play() error {
 			return err
 		}
 	}
+	servant, err := r.servant()
+	if err != nil {
+		return err
+	}
 	fmt.Println(readyLine)
+	if servant != nil {
+		return serve(servant)
+	}
 	if r.Sleep {
 		// It waits for the end of its stdin, too, without a runtime of its own.
 		cat, err := exec.LookPath("cat")
@@ -107,7 +120,7 @@ func (r role) play() error {
 // child is a process that plays a role.
 type child struct {
 	cmd    *exec.Cmd
-	stdin  io.Closer
+	stdin  io.WriteCloser
 	stdout *bufio.Reader
 	once   sync.Once
 	err    error

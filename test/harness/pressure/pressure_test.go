@@ -82,7 +82,7 @@ func TestKilledParentLeavesNothing(t *testing.T) {
 	need.Command(t, "mkfs.ext4", "e2fsprogs")
 	if os.Getenv("NODEPROBE_PRESSURE_VICTIM") == "1" {
 		must.Get(inCgroup("memory", 32<<20+runtimeRoom, []role{{Memory: 32 << 20}}))(t)
-		f := Disk(t, 16)
+		f := DiskIn(t, Tmpfs(t, 32), 16)
 		fmt.Println("victim", f.Dir)
 		select {}
 	}
@@ -104,13 +104,16 @@ func TestKilledParentLeavesNothing(t *testing.T) {
 	}
 	deadline := time.Now().Add(time.Minute)
 	for time.Now().Before(deadline) {
-		if _, err := os.Stat(filepath.Dir(dir)); os.IsNotExist(err) && len(leftovers(t, victim.Process.Pid)) == 0 {
+		if _, err := os.Stat(filepath.Dir(filepath.Dir(dir))); os.IsNotExist(err) && len(leftovers(t, victim.Process.Pid)) == 0 {
 			break
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
 	wantNoneLeft(t, victim.Process.Pid)
 	wantUnmounted(t, &Filesystem{Dir: dir})
+	if _, err := os.Stat(filepath.Dir(filepath.Dir(dir))); !os.IsNotExist(err) {
+		t.Errorf("directory of the filesystem in memory: %v", err)
+	}
 }
 
 func TestCgroupRoot(t *testing.T) {

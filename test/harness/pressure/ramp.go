@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -205,4 +206,37 @@ func (r *diskRamp) Give(n int64) error {
 
 func (r *diskRamp) Close() error {
 	return errors.Join(r.file.Close(), os.Remove(r.file.Name()))
+}
+
+// Crossing is when a limit was crossed: not before Above, when the kernel was
+// asked for the last time and there still was enough, and not after Below, when
+// there was not.
+type Crossing struct{ Above, Below time.Time }
+
+// ErrForeign means that another process crossed the limit, at an unknown time.
+var ErrForeign = errors.New("crossed by another process")
+
+// maxSteps bounds a crossing that does not come about.
+const maxSteps = 10_000
+
+// Cross takes steps until less is available than the limit.
+func Cross(r Ramp, limit, step int64) (c Crossing, err error) {
+	for range maxSteps {
+		asked := time.Now()
+		available, err := r.Available()
+		switch {
+		case err != nil:
+			return c, err
+		case available < limit && c.Above.IsZero():
+			return c, ErrForeign
+		case available < limit:
+			c.Below = time.Now()
+			return c, nil
+		}
+		c.Above = asked
+		if err := r.Take(step); err != nil {
+			return c, err
+		}
+	}
+	return c, fmt.Errorf("the limit %d is not crossed after %d steps of %d", limit, maxSteps, step)
 }

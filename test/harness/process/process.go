@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -34,6 +35,9 @@ type Spec struct {
 	// Cgroup is the directory of a cgroup that the program starts in, so that all of
 	// what it uses is charged there; "" leaves it in this process's.
 	Cgroup string
+	// Unread, once it is closed, has nobody read any more what the program writes: its
+	// stdout and stderr are then a pipe that is full.
+	Unread <-chan struct{}
 }
 
 // Process is a running or ended program.
@@ -59,7 +63,13 @@ func Start(spec Spec) (*Process, error) {
 		cmd = exec.Command("/bin/sh", append(join, spec.Args...)...)
 	}
 	cmd.Env = append(os.Environ(), spec.Env...)
-	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, spec.Files
+	out, done := log, func() {}
+	if spec.Unread != nil {
+		if out, done, err = unread(log, spec.Unread); err != nil {
+			return nil, fmt.Errorf("start %s: %w", name, err)
+		}
+	}
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = out, out, spec.Files
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Pdeathsig: syscall.SIGKILL,
 		// ^C at the terminal is for the test, which then ends its processes in order.
@@ -70,6 +80,7 @@ func Start(spec Spec) (*Process, error) {
 	started := make(chan error)
 	go func() {
 		defer log.Close()
+		defer done()
 		// Pdeathsig is sent when the parent *thread* ends (golang/go#27505), so
 		// the thread that forks has to live for as long as the child.
 		runtime.LockOSThread()
@@ -88,6 +99,32 @@ func Start(spec Spec) (*Process, error) {
 		return nil, fmt.Errorf("start %s: %w", name, err)
 	}
 	return p, nil
+}
+
+// unread returns a pipe of which all is copied to the log until stop is closed; then it
+// is filled up. Call done when nobody writes to it any more.
+func unread(log *os.File, stop <-chan struct{}) (w *os.File, done func(), err error) {
+	r, w, err := os.Pipe()
+	if err != nil {
+		return nil, nil, err
+	}
+	// Another opening of the same pipe, in which a write may fail instead of wait.
+	full, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", w.Fd()), os.O_WRONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	go func() {
+		<-stop
+		_ = r.SetReadDeadline(time.Now()) // a pipe can
+	}()
+	go func() {
+		_, _ = io.Copy(log, r) // until stopped, or closed
+		err := full.SetWriteDeadline(time.Now().Add(time.Second))
+		for err == nil {
+			_, err = full.Write([]byte{'\n'})
+		}
+	}()
+	return w, func() { r.Close(); w.Close(); full.Close() }, nil
 }
 
 // PID returns the process ID.

@@ -71,3 +71,23 @@ func TestDiesWithParent(t *testing.T) {
 	}
 	waitGone(t, pid)
 }
+
+// What a program writes is in its log until nobody reads it any more; then it waits.
+func TestUnread(t *testing.T) {
+	unread, log := make(chan struct{}), filepath.Join(t.TempDir(), "log")
+	p := must.Get(Start(Spec{Path: "/bin/sh", Args: []string{"-c", "while :; do echo more; done"}, LogFile: log, Unread: unread}))(t)
+	t.Cleanup(func() { p.Stop(0) })
+	size := func() int64 { return must.Get(os.Stat(log))(t).Size() }
+	for size() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	close(unread)
+	for deadline, last := time.Now().Add(time.Minute), int64(0); ; time.Sleep(100 * time.Millisecond) {
+		where := must.Get(os.ReadFile(fmt.Sprintf("/proc/%d/wchan", p.PID())))(t)
+		if now := size(); now == last && strings.Contains(string(where), "pipe_write") {
+			return
+		} else if last = now; time.Now().After(deadline) {
+			t.Fatalf("it does not wait (%s); its log has %d bytes", where, now)
+		}
+	}
+}

@@ -1,0 +1,69 @@
+// Command storm has a machine thrash, and measures what nodeprobe still does on it, beside
+// a kubelet and a node_exporter. In each storm the limits of PIDs, disk space and memory are crossed, and
+// a watcher clocks when each Node says so; both /metrics are scraped, and gaps between
+// Lease renewals and major faults are counted. It prints one RESULT line for each figure.
+//
+//	go run ./bench/storm              # 10 storms, in 12 minutes
+//	go run ./bench/storm -faults      # one with each fault on top
+//
+// The control plane runs from memory, and this program locks itself. All else is on the
+// disk of $TMPDIR. It needs root, a machine without swap, and to be alone on it. Whatever
+// it makes or starts is gone when it ends, by ^C too.
+package main
+
+import (
+	"fmt"
+
+	"github.com/nodeprobe/nodeprobe/test/bench/program"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
+	"github.com/nodeprobe/nodeprobe/test/harness/need"
+	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
+)
+
+func main() {
+	pressure.Main()
+	program.Main("storm", run)
+}
+
+// maxRepeated is how many storms are repeated that did not thrash.
+const maxRepeated = 3
+
+func run(p *program.P) {
+	storms := p.Flags.Int("storms", 10, "how many to make")
+	faults := p.Flags.Bool("faults", false, "one with each fault instead")
+	binary := p.ParseNodeprobe()
+	need.Root(p)
+	s := newStage(p, binary)
+	must.OK(p, pressure.Lock())
+	p.Logf("writing files of 2 GiB, and locking most of the machine's memory")
+	s.weather = pressure.NewStorm(p, s.dir, burstTasks)
+	s.calibrate()
+	s.startKubelet()
+	if *faults {
+		s.faults()
+		return
+	}
+	s.startOurs(s.spec())
+	s.calm(s.ours)
+	p.Sleep(rehearsed)
+	var all []*result
+	rows := []string{head}
+	for n := 1; len(all) < *storms && n <= *storms+maxRepeated; n++ {
+		r := s.blow(plan{crossed: conditions})
+		rows = append(rows, r.row(fmt.Sprint(n)))
+		p.Logf("%s", rows[len(rows)-1])
+		for _, c := range r.crossings {
+			p.Logf("%s: crossed within %s, noticed by nodeprobe after %s; hog killed: %t", c.condition, c.Below.Sub(c.Above), c.noticed.Sub(c.Above), r.killed)
+		}
+		if r.some < thrashing {
+			p.Logf("storm %d does not count: some task waited for memory in only %.0f %% of the time", n, 100*r.some)
+			continue
+		}
+		all = append(all, r)
+	}
+	p.Table(rows...)
+	if len(all) == 0 {
+		p.Fatal("no storm made the machine thrash")
+	}
+	p.Print(figures(all))
+}
