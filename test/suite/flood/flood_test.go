@@ -77,7 +77,7 @@ func flooded(t *testing.T, mode string, secure bool, kinds []Kind) {
 	t.Cleanup(func() { must.Note(t, cgroup.Release()) })
 	spec := agent.Spec{
 		Binary: within(t, cgroup.Cgroup, build.ProductForTest(t)), Dir: t.TempDir(), NodeName: controlplane.ObjectName(t), Env: env,
-		Config: agent.Own().With(agent.Config{"mode": mode, "bpf": "auto", "sampleInterval": "10s", "nodeLeaseDurationSeconds": leaseSeconds}),
+		Config: agent.Own().With(agent.Config{"mode": mode, "bpf": "auto", "sampleInterval": "10s", "lockedMemoryLimit": "48Mi", "nodeLeaseDurationSeconds": leaseSeconds}),
 	}
 	cp := (*controlplane.ControlPlane)(nil)
 	if mode == "own" {

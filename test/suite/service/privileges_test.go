@@ -17,17 +17,17 @@ import (
 )
 
 // mayKeep are the capabilities that are of use once everything is attached.
-const mayKeep = 1<<unix.CAP_DAC_READ_SEARCH | 1<<unix.CAP_SYS_RESOURCE | 1<<unix.CAP_BPF
+const mayKeep = 1<<unix.CAP_DAC_READ_SEARCH | 1<<unix.CAP_SYS_RESOURCE | 1<<unix.CAP_IPC_LOCK | 1<<unix.CAP_BPF
 
 // Once everything is attached, every thread gives up its privileges. What comes later
 // works without them: the kernel's notifications, other limits, filesystems that are
-// mounted, triggers on stalls.
+// mounted, triggers on stalls, locked memory.
 func TestPrivilegesAreDropped(t *testing.T) {
 	t.Parallel()
 	fs := pressure.Disk(t, 64)
 	must.OK(t, fs.Unmount(false))
 	config := agent.Config{
-		"bpf": "auto", "sampleInterval": "1h", "evictionPressureTransitionPeriod": "0s",
+		"bpf": "auto", "sampleInterval": "1h", "evictionPressureTransitionPeriod": "0s", "lockedMemoryLimit": "48Mi",
 		"rootDirectory": fs.Dir, "evictionHard": agent.Hard(map[string]string{"nodefs.available": "1Ki"}),
 	}
 	s := start(t, config)
@@ -59,6 +59,8 @@ func TestPrivilegesAreDropped(t *testing.T) {
 	}
 	must.OK(t, fs.Fill(40<<20))
 	s.wait("the way back is noticed", disk, 0)
+
+	stage.Until(t, "its memory is locked", func() bool { return s.metric("nodeprobe_locked_bytes") > 0 })
 
 	// Triggers are set after the privileges are gone.
 	triggers := 0
