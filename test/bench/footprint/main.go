@@ -137,15 +137,16 @@ func watch(p *program.P, load string, length time.Duration, subjects []footprint
 		for _, s := range subjects {
 			m, c := must.Get(footprint.ReadMemory(s))(p), costs[s.Name]
 			memory[s.Name] = m
-			row := s.Name
+			cells := []string{s.Name}
 			for _, bytes := range []int64{m.RSS, c.RSSMax, m.Anon, m.File, m.Locked, m.PSS, m.Charged, m.WorkingSet} {
 				if bytes < 0 {
-					row += "\t-"
+					cells = append(cells, "-")
 				} else {
-					row += fmt.Sprintf("\t%.1f", mib(bytes))
+					cells = append(cells, fmt.Sprintf("%.1f", mib(bytes)))
 				}
 			}
-			rows = append(rows, fmt.Sprintf("%s\t%.1f\t%.1f\t%d\t%d\t%.1f", row, program.Millis(c.CPU), c.Wakeups, c.Scrapes, c.Missed, float64(c.ScrapeBytes)/1024))
+			rows = append(rows, fmt.Sprintf("%s\t%.1f\t%.1f\t%d\t%d\t%.1f", strings.Join(cells, "\t"),
+				program.Millis(c.CPU), c.Wakeups, c.Scrapes, c.Missed, float64(c.ScrapeBytes)/1024))
 		}
 		p.Table(rows...)
 	}

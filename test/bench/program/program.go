@@ -70,14 +70,16 @@ func Run(ctx context.Context, name string, args []string, stdout, stderr io.Writ
 
 // Scope does something and undoes what it made, at once.
 func (p *P) Scope(do func()) {
-	outer, before := p.undo, p.failed
+	outer := p.undo
 	p.undo = nil
-	p.catch(do)
-	for _, undo := range slices.Backward(p.undo) {
-		p.catch(undo)
-	}
-	if p.undo = outer; p.failed != before {
-		panic(ended{})
+	err := p.Try(func() {
+		p.catch(do)
+		for _, undo := range slices.Backward(p.undo) {
+			p.catch(undo)
+		}
+	})
+	if p.undo = outer; err != nil {
+		p.Fatal(err)
 	}
 }
 
