@@ -2,10 +2,13 @@ package controlplane
 
 import (
 	"context"
+	"embed"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,43 +22,26 @@ import (
 )
 
 // component is one program of a control plane. To add another: a "tool" line in
-// the go.mod of its nested module, and a row below.
+// the go.mod of its nested module, its arguments in args, and a row below.
 type component struct {
 	target build.Target
-	// args is called when the program is about to start; the ports and the
-	// files in cp.dir exist then.
-	args func(cp *ControlPlane) []string
+	// port is where it serves; its arguments have it as $port.
+	port func(cp *ControlPlane) int
+	// more are arguments that not every control plane has.
+	more func(cp *ControlPlane) []string
 	// ready returns nil once the program can be used.
 	ready func(ctx context.Context, cp *ControlPlane) error
 }
-
-const (
-	etcdModule       = "harness/controlplane/modules/etcd"
-	kubernetesModule = "harness/controlplane/modules/kubernetes"
-)
 
 var (
 	etcd = &component{
 		target: build.Target{
 			Name:    "etcd",
-			Dir:     etcdModule,
+			Dir:     "harness/controlplane/modules/etcd",
 			Package: "go.etcd.io/etcd/server/v3",
 			Module:  "go.etcd.io/etcd/server/v3",
 		},
-		args: func(cp *ControlPlane) []string {
-			client, peer := loopbackURL("http", cp.ports.etcdClient), loopbackURL("http", cp.ports.etcdPeer)
-			return []string{
-				"--data-dir=" + cp.file("etcd"),
-				"--listen-client-urls=" + client,
-				"--advertise-client-urls=" + client,
-				"--listen-peer-urls=" + peer,
-				"--initial-advertise-peer-urls=" + peer,
-				"--initial-cluster=default=" + peer,
-				"--log-level=warn",
-				// The data need not outlive the machine, only the process.
-				"--unsafe-no-fsync",
-			}
-		},
+		port: func(cp *ControlPlane) int { return cp.ports.etcdClient },
 		ready: func(ctx context.Context, cp *ControlPlane) error {
 			return process.GetOK(ctx, loopbackURL("http", cp.ports.etcdClient)+"/readyz")
 		},
@@ -63,33 +49,34 @@ var (
 
 	apiServer = &component{
 		target: kubernetesTarget("kube-apiserver"),
-		args:   apiServerArgs,
-		ready:  apiServerReady,
+		port:   func(cp *ControlPlane) int { return cp.ports.apiServer },
+		more: func(cp *ControlPlane) (args []string) {
+			if cp.opts.Admission != "" {
+				args = append(args, "--admission-control-config-file="+cp.file("admission.yaml"))
+			}
+			if cp.opts.AuditLog {
+				args = append(args, "--audit-policy-file="+cp.file("audit-policy.yaml"), "--audit-log-path="+cp.file("audit.log"), "--audit-log-mode=blocking")
+			}
+			return args
+		},
+		ready: apiServerReady,
 	}
 
 	controllerManager = &component{
 		target: kubernetesTarget("kube-controller-manager"),
-		args: func(cp *ControlPlane) []string {
-			args := append(cp.controllerArgs(cp.ports.controllerManager),
-				"--service-account-private-key-file="+cp.file("service-account.key"),
-				"--root-ca-file="+cp.file("ca.crt"),
-				"--use-service-account-credentials=true",
-				"--allocate-node-cidrs=true",
-				"--cluster-cidr="+clusterCIDR,
-			)
+		port:   func(cp *ControlPlane) int { return cp.ports.controllerManager },
+		more: func(cp *ControlPlane) (args []string) {
 			if grace := cp.opts.NodeGrace; grace > 0 {
-				args = append(args, "--node-monitor-grace-period="+grace.String(), "--node-monitor-period="+(grace/8).String())
+				args = []string{"--node-monitor-grace-period=" + grace.String(), "--node-monitor-period=" + (grace / 8).String()}
 			}
 			return args
 		},
-		ready: func(ctx context.Context, cp *ControlPlane) error {
-			return cp.healthy(ctx, cp.ports.controllerManager)
-		},
+		ready: func(ctx context.Context, cp *ControlPlane) error { return cp.healthy(ctx, cp.ports.controllerManager) },
 	}
 
 	scheduler = &component{
 		target: kubernetesTarget("kube-scheduler"),
-		args:   func(cp *ControlPlane) []string { return cp.controllerArgs(cp.ports.scheduler) },
+		port:   func(cp *ControlPlane) int { return cp.ports.scheduler },
 		ready:  func(ctx context.Context, cp *ControlPlane) error { return cp.healthy(ctx, cp.ports.scheduler) },
 	}
 
@@ -99,32 +86,38 @@ var (
 	controllers = []*component{controllerManager, scheduler}
 )
 
-// clusterCIDR is what the controller manager takes each Node's podCIDR from.
-const clusterCIDR = "10.244.0.0/16"
+// argFiles have the arguments of each program: one a line, with variables and comments.
+//
+//go:embed args
+var argFiles embed.FS
+
+// args are called for when the program is about to start; the ports and the files in
+// cp.dir exist then.
+func (c *component) args(cp *ControlPlane) []string {
+	values := map[string]string{
+		"dir": cp.dir, "kubeconfig": cp.adminKubeconfig, "port": strconv.Itoa(c.port(cp)),
+		"etcd": loopbackURL("http", cp.ports.etcdClient), "etcdPeer": loopbackURL("http", cp.ports.etcdPeer),
+	}
+	var args []string
+	for line := range strings.Lines(string(sure(argFiles.ReadFile("args/" + c.target.Name)))) {
+		if !strings.HasPrefix(line, "#") {
+			args = append(args, os.Expand(strings.TrimSpace(line), func(name string) string { return values[name] }))
+		}
+	}
+	if c.more != nil {
+		args = append(args, c.more(cp)...)
+	}
+	return args
+}
 
 // kubernetesTarget is a program that the module of the API server has too.
 func kubernetesTarget(name string) build.Target {
 	return build.Target{
 		Name:       name,
-		Dir:        kubernetesModule,
+		Dir:        "harness/controlplane/modules/kubernetes",
 		Package:    "k8s.io/kubernetes/cmd/" + name,
 		Module:     "k8s.io/kubernetes",
 		VersionVar: "k8s.io/component-base/version.gitVersion",
-	}
-}
-
-// controllerArgs are the arguments that the programs with an administrator's
-// rights share.
-func (cp *ControlPlane) controllerArgs(port int) []string {
-	return []string{
-		"--kubeconfig=" + cp.adminKubeconfig,
-		"--authentication-kubeconfig=" + cp.adminKubeconfig,
-		"--authorization-kubeconfig=" + cp.adminKubeconfig,
-		"--bind-address=127.0.0.1",
-		"--secure-port=" + strconv.Itoa(port),
-		"--tls-cert-file=" + cp.file("kube-apiserver.crt"),
-		"--tls-private-key-file=" + cp.file("kube-apiserver.key"),
-		"--leader-elect=false",
 	}
 }
 
@@ -143,38 +136,6 @@ func unversioned(config *rest.Config) *rest.Config {
 	config.GroupVersion = &schema.GroupVersion{}
 	config.NegotiatedSerializer = scheme.Codecs
 	return config
-}
-
-func apiServerArgs(cp *ControlPlane) []string {
-	args := []string{
-		"--etcd-servers=" + loopbackURL("http", cp.ports.etcdClient),
-		"--bind-address=127.0.0.1",
-		"--secure-port=" + strconv.Itoa(cp.ports.apiServer),
-		"--tls-cert-file=" + cp.file("kube-apiserver.crt"),
-		"--tls-private-key-file=" + cp.file("kube-apiserver.key"),
-		"--client-ca-file=" + cp.file("ca.crt"),
-		"--cert-dir=" + cp.file("kube-apiserver"),
-		"--authorization-mode=Node,RBAC",
-		"--enable-admission-plugins=NodeRestriction",
-		"--allow-privileged=true",
-		"--service-account-issuer=https://kubernetes.default.svc",
-		"--service-account-key-file=" + cp.file("service-account.key"),
-		"--service-account-signing-key-file=" + cp.file("service-account.key"),
-		"--service-cluster-ip-range=10.0.0.0/24",
-		// Loopback is not a valid endpoint address, and nothing here looks for
-		// the API server by its Service.
-		"--endpoint-reconciler-type=none",
-	}
-	if cp.opts.Admission != "" {
-		args = append(args, "--admission-control-config-file="+cp.file("admission.yaml"))
-	}
-	if cp.opts.AuditLog {
-		args = append(args,
-			"--audit-policy-file="+cp.file("audit-policy.yaml"),
-			"--audit-log-path="+cp.file("audit.log"),
-			"--audit-log-mode=blocking")
-	}
-	return args
 }
 
 func apiServerReady(ctx context.Context, cp *ControlPlane) error {

@@ -86,11 +86,11 @@ func (cp *ControlPlane) WriteKubeconfig(name string, config *rest.Config) (strin
 	return path, nil
 }
 
-// KubectlForTest returns the file of a kubectl of the API server's version, building
-// it first if the cache lacks it.
-func KubectlForTest(t testing.TB) string {
+// Program returns the file of one of Kubernetes' programs, of the API server's version,
+// building it first if the cache lacks it.
+func Program(t testing.TB, name string) string {
 	t.Helper()
-	return build.Cached(t, kubernetesTarget("kubectl"))
+	return build.Cached(t, kubernetesTarget(name))
 }
 
 // validity outlives any test run.

@@ -105,18 +105,6 @@ func Hang() Fault {
 	}}
 }
 
-// Delay has the API server answer after d.
-func Delay(d time.Duration) Fault {
-	return Fault{"delay", func(p *Proxy, w http.ResponseWriter, r *http.Request, forward http.Handler) {
-		select {
-		case <-time.After(d):
-			forward.ServeHTTP(w, r)
-		case <-r.Context().Done():
-		case <-p.closed:
-		}
-	}}
-}
-
 // Reset resets the connection instead of answering, and with it whatever else
 // the client does over that connection (HTTP/2). The API server does not see
 // the request.

@@ -78,7 +78,6 @@ func TestFaults(t *testing.T) {
 		{fault.Status(http.StatusConflict), apierrors.IsConflict, false, 0},
 		{fault.Status(http.StatusInternalServerError), apierrors.IsInternalError, false, 0},
 		{fault.TooManyRequests(time.Second), nil, true, time.Second}, // client-go repeats it
-		{fault.Delay(200 * time.Millisecond), nil, true, 200 * time.Millisecond},
 		{fault.Hang(), is(context.DeadlineExceeded), false, 0},
 		{fault.Reset(), failed, false, 0},
 		{fault.CutAnswer(), failed, true, 0},

@@ -34,13 +34,7 @@ const (
 // Build returns the kubelet's file, building it first if the cache lacks it.
 func Build(t testing.TB) string {
 	t.Helper()
-	return build.Cached(t, build.Target{
-		Name:       "kubelet",
-		Dir:        "harness/controlplane/modules/kubernetes",
-		Package:    "k8s.io/kubernetes/cmd/kubelet",
-		Module:     "k8s.io/kubernetes",
-		VersionVar: "k8s.io/component-base/version.gitVersion",
-	})
+	return controlplane.Program(t, "kubelet")
 }
 
 // Config is a KubeletConfiguration, by field. Values are what the YAML has:

@@ -4,10 +4,12 @@ package logind
 
 import (
 	"context"
+	_ "embed"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -21,23 +23,15 @@ import (
 )
 
 const (
-	name      = "org.freedesktop.login1"
-	path      = dbus.ObjectPath("/org/freedesktop/login1")
-	iface     = name + ".Manager"
-	busConfig = `<!DOCTYPE busconfig PUBLIC "-//freedesktop//DTD D-Bus Bus Configuration 1.0//EN"
- "http://www.freedesktop.org/standards/dbus/1.0/busconfig.dtd">
-<busconfig>
-  <type>system</type>
-  <listen>unix:path=%s</listen>
-  <auth>EXTERNAL</auth>
-  <policy context="default">
-    <allow user="*"/><allow own="*"/>
-    <allow send_type="method_call"/><allow send_type="signal"/><allow send_type="method_return"/><allow send_type="error"/>
-    <allow receive_type="method_call"/><allow receive_type="signal"/><allow receive_type="method_return"/><allow receive_type="error"/>
-  </policy>
-</busconfig>
-`
+	name  = "org.freedesktop.login1"
+	path  = dbus.ObjectPath("/org/freedesktop/login1")
+	iface = name + ".Manager"
 )
+
+// busConfig is the bus's, in which SOCKET is where it listens.
+//
+//go:embed bus.conf
+var busConfig string
 
 // Logind is on a bus.
 type Logind struct {
@@ -62,7 +56,7 @@ func Start(t testing.TB) *Logind {
 	need.Command(t, "dbus-daemon", "dbus-daemon")
 	dir := t.TempDir()
 	socket, config := filepath.Join(dir, "bus"), filepath.Join(dir, "bus.conf")
-	must.OK(t, os.WriteFile(config, fmt.Appendf(nil, busConfig, socket), 0o600))
+	must.OK(t, os.WriteFile(config, []byte(strings.Replace(busConfig, "SOCKET", socket, 1)), 0o600))
 	daemon := must.Get(process.Start(process.Spec{
 		Path: "dbus-daemon", LogFile: filepath.Join(dir, "bus.log"),
 		Args: []string{"--config-file=" + config, "--nofork", "--nopidfile"},

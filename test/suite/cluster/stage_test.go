@@ -63,7 +63,7 @@ func newStage(t *testing.T) *scene {
 	s := &scene{t: t, root: build.RootForTest(t), dir: os.Getenv(confinedEnv), ip: need.Address(t)}
 	// Built before there are limits: a compiler needs memory that will be back.
 	kubelet.Build(t)
-	s.kubectl = controlplane.KubectlForTest(t)
+	s.kubectl = controlplane.Program(t, "kubectl")
 	pause := filepath.Join(s.dir, "pause")
 	s.run("env", "CGO_ENABLED=0", "go", "build", "-C", filepath.Join(s.root, "test", "suite", "cluster", "pause"), "-o", pause, ".")
 	s.run("make", "--no-print-directory", "-C", s.root, "image", "PREFIX="+s.dir, "VERSION="+imageTag)

@@ -1,10 +1,12 @@
 package deploy
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/yaml"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
@@ -34,7 +37,7 @@ import (
 func newCluster(t *testing.T, admission string, kustomizations ...string) *cluster {
 	t.Helper()
 	s := &cluster{
-		t: t, kubectl: controlplane.KubectlForTest(t), deploy: filepath.Join(build.RootForTest(t), "deploy"),
+		t: t, kubectl: controlplane.Program(t, "kubectl"), deploy: filepath.Join(build.RootForTest(t), "deploy"),
 		cp: controlplane.StartExclusive(t, controlplane.Options{Controllers: true, AuditLog: true, Admission: admission}),
 	}
 	for _, name := range []string{"a", "b"} {
@@ -195,6 +198,23 @@ func (r request) do() error {
 		return fmt.Errorf("%s: %.500w, want %q", r.name, err, r.want)
 	}
 	return nil
+}
+
+// table reads requests of testdata, by whom in names.
+func table(t *testing.T, name string, in map[string]kubernetes.Interface) (requests []request) {
+	t.Helper()
+	var rows []struct {
+		Name, As, Kind, URI, Want string
+		Body                      json.RawMessage
+	}
+	must.OK(t, yaml.UnmarshalStrict(must.Get(os.ReadFile(filepath.Join("testdata", name+".yaml")))(t), &rows))
+	for _, r := range rows {
+		if in[r.As] == nil {
+			t.Fatalf("%s: nobody is called %q", r.Name, r.As)
+		}
+		requests = append(requests, request{r.Name, in[r.As], cmp.Or(r.Kind, merge), cmp.Or(r.URI, "nodes/a/status"), string(r.Body), r.Want})
+	}
+	return requests
 }
 
 func check(t *testing.T, requests []request) {

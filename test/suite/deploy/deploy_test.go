@@ -55,7 +55,7 @@ type cluster struct {
 // dryRunCluster is shared: only the namespace is there, and nothing else may be made.
 func dryRunCluster(t *testing.T) *cluster {
 	t.Helper()
-	s := &cluster{t: t, cp: controlplane.StartForTest(t), kubectl: controlplane.KubectlForTest(t), deploy: filepath.Join(build.RootForTest(t), "deploy")}
+	s := &cluster{t: t, cp: controlplane.StartForTest(t), kubectl: controlplane.Program(t, "kubectl"), deploy: filepath.Join(build.RootForTest(t), "deploy")}
 	s.apply("namespace")
 	return s
 }

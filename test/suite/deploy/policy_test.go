@@ -1,8 +1,8 @@
 package deploy
 
 import (
+	_ "embed"
 	"fmt"
-	"strings"
 	"testing"
 	"time"
 
@@ -15,8 +15,6 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 )
-
-const leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 
 // A pod's token is good for mode augment on its own node, and for nothing else. It can
 // fill up neither the Node, so that others could not write it, nor the Events, and cannot
@@ -35,63 +33,12 @@ func TestIdentity(t *testing.T) {
 func (s *cluster) checkWrites(t *testing.T, onA kubernetes.Interface) {
 	t.Helper()
 	before := s.others("a")
-	const (
-		rbac     = `User "system:serviceaccount:nodeprobe:nodeprobe" cannot `
-		metadata = "nodeprobe may write its conditions only, not metadata: "
-		stat     = "nodeprobe may write its conditions only, not status: "
-		foreign  = "nodeprobe may not add, change or remove conditions of others: "
-		taint    = `{"spec":{"taints":[{"key":"x","effect":"NoExecute"}]}}`
-	)
-	for _, tt := range []struct{ name, patch, want string }{
-		{"adds its own condition", status(ourCondition), ""},
-		{"changes it", status(strings.Replace(ourCondition, "False", "True", 1)), ""},
-		{"adds another", status(`"type":"nodeprobe.dev/X","status":"Unknown","reason":"SignalUnavailable"`), ""},
-		{"removes it", status(`"$patch":"delete","type":"nodeprobe.dev/X"`), ""},
-		{"adds another's type", status(`"type":"example.com/New","status":"True"`), foreign + "example.com/New"},
-		{"adds a type without prefix", status(`"type":"NetworkUnavailable","status":"True"`), foreign + "NetworkUnavailable"},
-		{"changes another's", status(`"type":"example.com/Problem3","status":"True"`), foreign + "example.com/Problem3"},
-		{"changes its message", status(`"type":"example.com/Problem3","message":""`), foreign + "example.com/Problem3"},
-		{"removes another's", status(`"$patch":"delete","type":"example.com/Problem3"`), foreign + "example.com/Problem3"},
-		{"changes the kubelet's", status(`"type":"Ready","status":"False"`), foreign + "Ready"},
-		{"removes the kubelet's", status(`"$patch":"delete","type":"Ready"`), foreign + "Ready"},
-		{"removes all", `{"status":{"conditions":null}}`, foreign + "MemoryPressure, "},
-		{"sets a label", `{"metadata":{"labels":{"x":"y"}}}`, metadata + "labels"},
-		{"removes a label", `{"metadata":{"labels":{"kubernetes.io/hostname":null}}}`, metadata + "labels"},
-		{"sets an annotation", `{"metadata":{"annotations":{"x":"y"}}}`, metadata + "annotations"},
-		{"removes all annotations", `{"metadata":{"annotations":null}}`, metadata + "annotations"},
-		{"sets a finalizer", `{"metadata":{"finalizers":["example.com/x"]}}`, metadata + "finalizers"},
-		{"sets an owner", `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Pod","name":"x","uid":"1"}]}}`, metadata + "ownerReferences"},
-		{"changes capacity", `{"status":{"capacity":{"cpu":"1"}}}`, stat + "capacity"},
-		{"changes allocatable", `{"status":{"allocatable":{"example.com/gpu":"8"}}}`, stat + "allocatable"},
-		{"adds an address", `{"status":{"addresses":[{"type":"ExternalIP","address":"1.2.3.4"}]}}`, stat + "addresses"},
-		{"removes images", `{"status":{"images":null}}`, stat + "images"},
-		{"changes nodeInfo", `{"status":{"nodeInfo":{"kubeletVersion":"v9"}}}`, stat + "nodeInfo"},
-		{"sets a field that was not set", `{"status":{"volumesInUse":["x"]}}`, stat + "volumesInUse"},
-		{"hides it behind its own", `{"metadata":{"labels":{"x":"y"}},"status":{"conditions":[{` + ourCondition + `}]}}`, metadata + "labels"},
-		{"removes its first", status(`"$patch":"delete","type":"nodeprobe.dev/DiskPressure"`), ""},
-		// The API server drops a spec from a status before policies see it.
-		{"taints the node with its status", taint, ""},
-	} {
-		must.Note(t, request{tt.name, onA, merge, "nodes/a/status", tt.patch, tt.want}.do())
-	}
-	check(t, []request{
-		{"gets its node", onA, "GET", "nodes/a", "", ""},
-		{"writes another node", onA, merge, "nodes/b/status", status(ourCondition), "nodeprobe on node a may not write node b"},
-		{"has a token without a node", s.client(s.config(nil)), merge, "nodes/a/status", status(ourCondition), "this token of nodeprobe is bound to no node"},
-		{"taints the node", onA, merge, "nodes/a", taint, rbac + `patch resource "nodes"`},
-		{"replaces the status", onA, "PUT", "nodes/a/status", `{"metadata":{"name":"a"}}`, rbac + `update resource "nodes/status"`},
-		{"lists nodes", onA, "GET", "nodes", "", rbac + `list resource "nodes"`},
-		{"creates a node", onA, "POST", "nodes", `{"metadata":{"name":"c"}}`, rbac + `create resource "nodes"`},
-		{"deletes its node", onA, "DELETE", "nodes/a", "", rbac + `delete resource "nodes"`},
-		{"creates a lease", onA, "POST", leases, `{"metadata":{"name":"a"}}`, rbac + `create resource "leases"`},
-		{"reads secrets elsewhere", onA, "GET", "namespaces/kube-system/secrets", "", rbac + `list resource "secrets"`},
-		{"reads secrets here", onA, "GET", "namespaces/nodeprobe/secrets", "", rbac + `list resource "secrets"`},
-		{"posts an event elsewhere", onA, "POST", "namespaces/kube-system/events", `{"metadata":{"name":"a.1"}}`, rbac + `create resource "events"`},
-	})
+	check(t, table(t, "identity", map[string]kubernetes.Interface{"": onA, "no node": s.client(s.config(nil))}))
 	// Even if a role allows more, the policy still holds.
 	s.allow("", "nodes", "nodes/status")
 	stage.Eventually(t, "the policy refuses a taint", request{
-		"taints the node", onA, merge, "nodes/a", taint, "nodeprobe may write its conditions only, and only through nodes/status",
+		"taints the node", onA, merge, "nodes/a", `{"spec":{"taints":[{"key":"x","effect":"NoExecute"}]}}`,
+		"nodeprobe may write its conditions only, and only through nodes/status",
 	}.do)
 	if after := s.others("a"); after != before {
 		t.Errorf("the rest of the node is now %s, was %s", after, before)
@@ -104,25 +51,10 @@ func (s *cluster) checkWrites(t *testing.T, onA kubernetes.Interface) {
 func TestImpersonation(t *testing.T) {
 	s := newCluster(t, "", "overlays/impersonation/identity", "overlays/impersonation")
 	config := s.config(s.pod("a"))
-	onA, onB := s.client(impersonating(config, "a")), s.client(impersonating(config, "b"))
-	const dryA, dryB, forbidden = "nodes/a/status?dryRun=All", "nodes/b/status?dryRun=All", " is forbidden: "
-	ours := status(ourCondition)
-	const ofPod = `{"metadata":{"name":"a.1","namespace":"kube-system"},"involvedObject":{"kind":"Pod","namespace":"kube-system","name":"x"}}`
-	check(t, []request{
-		{"writes its node", onA, merge, dryA, ours, ""},
-		// deploy/identity has a policy against it, but a kubelet may do it, too.
-		{"writes the kubelet's condition", onA, merge, dryA, status(`"type":"Ready","status":"False"`), ""},
-		{"writes it in its own name", s.client(config), merge, dryA, ours, forbidden},
-		{"has a token without a node", s.client(impersonating(s.config(nil), "a")), merge, dryA, ours, forbidden},
-		{"is another node", onB, merge, dryB, ours, forbidden},
-		{"writes another node", onA, merge, dryB, ours, forbidden},
-		{"gets another node", onA, "GET", "nodes/b", "", forbidden},
-		{"labels the node as restricted", onA, merge, dryA, `{"metadata":{"labels":{"node-restriction.kubernetes.io/x":"y"}}}`, forbidden},
-		{"posts an event elsewhere", onA, "POST", "namespaces/kube-system/events?dryRun=All", ofPod, forbidden},
-		{"creates a lease", onA, "POST", leases, `{"metadata":{"name":"a"}}`, forbidden},
-		{"lists pods", onA, "GET", "pods?fieldSelector=spec.nodeName%3Da", "", forbidden},
-		{"deletes its node", onA, "DELETE", "nodes/a", "", forbidden},
-	})
+	check(t, table(t, "impersonation", map[string]kubernetes.Interface{
+		"": s.client(impersonating(config, "a")), "node b": s.client(impersonating(config, "b")),
+		"itself": s.client(config), "no node": s.client(impersonating(s.config(nil), "a")),
+	}))
 	s.augments(config, "system:node:a", agent.Config{"impersonateNode": true})
 }
 
@@ -173,19 +105,9 @@ func TestPlaces(t *testing.T) {
 
 // criticalByQuota is how GKE keeps critical pods out of namespaces without a quota for
 // them, as the documentation of Kubernetes recommends.
-const criticalByQuota = `
-apiVersion: apiserver.config.k8s.io/v1
-kind: AdmissionConfiguration
-plugins:
-- name: ResourceQuota
-  configuration:
-    apiVersion: apiserver.config.k8s.io/v1
-    kind: ResourceQuotaConfiguration
-    limitedResources:
-    - resource: pods
-      matchScopes:
-      - {scopeName: PriorityClass, operator: In, values: [system-node-critical, system-cluster-critical]}
-`
+//
+//go:embed testdata/critical-by-quota.yaml
+var criticalByQuota string
 
 // A change from augment to observe drops the identity: a DaemonSet that still named the
 // account could create no pod once that is removed. As the API server keeps defaulted

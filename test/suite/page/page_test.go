@@ -2,6 +2,7 @@
 package page
 
 import (
+	_ "embed"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -46,11 +47,7 @@ func (c *chromium) check(d device) {
 	if width := eval[int](c, "document.documentElement.scrollWidth"); width > d.width {
 		c.t.Errorf("%s: the page is %d wide, the screen %d", d.name, width, d.width)
 	}
-	if out := c.text(`[...document.body.querySelectorAll('*')].filter(e => {
-			const right = (e.closest('.card, section > table') ?? document.documentElement).getBoundingClientRect().right
-			return e.getBoundingClientRect().right > right + 1
-		})
-		.map(e => e.nodeName + '.' + e.className.toString()).join(' ')`); out != "" {
+	if out := c.text(sticksOut); out != "" {
 		c.t.Errorf("%s: sticks out: %s", d.name, out)
 	}
 	if c.console != "" {
@@ -58,30 +55,21 @@ func (c *chromium) check(d device) {
 	}
 }
 
+// sticksOut returns the elements that reach beyond the right edge of what holds them.
+//
+//go:embed testdata/sticksout.js
+var sticksOut string
+
 // faint returns the texts whose contrast is below the 4.5 of WCAG's level AA, if
 // any, with their colours.
-const faint = `(() => {
-	const rgba = text => text.match(/[\d.]+/g).map(Number)
-	const light = ([r, g, b]) => [.2126, .7152, .0722].reduce((sum, share, i) => {
-		const c = [r, g, b][i] / 255
-		return sum + share * (c <= .04045 ? c / 12.92 : ((c + .055) / 1.055) ** 2.4)
-	}, 0)
-	const behind = e => {
-		for (; e; e = e.parentElement) {
-			const c = rgba(getComputedStyle(e).backgroundColor)
-			if (c.length < 4 || c[3] === 1) return c
-		}
-	}
-	return [...document.body.querySelectorAll('*')].filter(e => !e.hidden && ![...e.childNodes].every(n => n.nodeType !== Node.TEXT_NODE || !n.data.trim()))
-		.filter(e => e.nodeName !== 'SCRIPT').map(e => {
-			const [one, other] = [light(rgba(getComputedStyle(e).color)), light(behind(e))].sort((a, b) => b - a)
-			return [(one + .05) / (other + .05), e.textContent]
-		}).filter(([contrast]) => contrast < 4.5).map(([contrast, text]) => contrast.toFixed(1) + ' ' + text).join('\n')
-})()`
+//
+//go:embed testdata/faint.js
+var faint string
 
 // nameless returns what has a role and no name for those who do not see it.
-const nameless = `[...document.querySelectorAll('[role=img],[role=meter],section')].filter(e =>
-	!e.getAttribute('aria-label') && !document.getElementById(e.getAttribute('aria-labelledby'))?.textContent).map(e => e.outerHTML).join('\n')`
+//
+//go:embed testdata/nameless.js
+var nameless string
 
 func TestPage(t *testing.T) {
 	c := startChromium(t)
