@@ -16,6 +16,9 @@ const (
 	// errors take other paths through the program, and each new connection is a TLS
 	// handshake. While the API server is away, calls fail more often than that.
 	trimAfter = time.Minute
+	// widenAfter is when everything has been done once that is done from time to time: the
+	// longest is the period of the Node's status, 5 minutes by default.
+	widenAfter = 10 * time.Minute
 	// enforceInterval is how often the bound on locked memory is enforced.
 	enforceInterval = time.Minute
 )
@@ -49,15 +52,14 @@ func (s *settler) Run(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	s.trim()
-	if err := s.memory.Lock(); err != nil {
+	if err := s.memory.Settle(func() { s.rehearse(ctx) }); err != nil {
 		s.log.Warn("memory is not locked: when the node is short of it, nodeprobe waits for the disk", "err", err)
 	}
-	if s.memory.State().Locked { // otherwise that would only fetch what was just trimmed
-		s.rehearse(ctx)
+	if state := s.memory.State(); state.Locked {
+		s.log.Info("memory is locked", "bytes", state.Bytes, "limit", state.Limit)
 	}
-	s.memory.Rehearsed()
 
+	widen := time.NewTimer(widenAfter)
 	trim := time.NewTimer(trimAfter)
 	trim.Stop()
 	enforce := time.NewTicker(enforceInterval)
@@ -65,22 +67,22 @@ func (s *settler) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
+			widen.Stop()
 			trim.Stop()
 			return context.Cause(ctx)
 		case <-s.reconnects:
 			trim.Reset(trimAfter)
 		case <-trim.C:
-			if !s.memory.State().Locked {
-				s.trim()
+			if s.memory.State().Locked {
+				continue
 			}
+			if err := process.Trim(); err != nil {
+				s.log.Debug("cannot release memory", "err", err)
+			}
+		case <-widen.C:
+			s.memory.Widen()
 		case <-enforce.C:
 			s.memory.Enforce()
 		}
-	}
-}
-
-func (s *settler) trim() {
-	if err := process.Trim(); err != nil {
-		s.log.Debug("cannot release memory", "err", err)
 	}
 }

@@ -20,7 +20,7 @@ import (
 //
 // What has been used is locked, and from then on what is used for the first time: program,
 // heap, stacks and maps. What was never used is not read in for it (MCL_ONFAULT, Linux
-// 4.4), so the program should do once what it will have to do later, see [Memory.Rehearsed].
+// 4.4), so the program should do once what it will have to do later, see [Memory.Settle].
 //
 // How much that may be is bounded by what is resident. RLIMIT_MEMLOCK cannot do that: it
 // counts address space, of which the Go runtime reserves more than 1 GB, and a program that
@@ -29,6 +29,7 @@ import (
 type Memory struct {
 	limit     int64 // bytes; 0 locks nothing
 	log       *slog.Logger
+	program   []mapping    // whose page faults are narrow
 	rehearsed atomic.Int64 // major faults until then; negative before
 
 	mu     sync.Mutex
@@ -75,21 +76,53 @@ func LockRemedy(err error) (reason, remedy string) {
 	return reason, ""
 }
 
-// Lock locks what is resident, and what will be. Without the right to do so it returns
-// an error that wraps [ErrLockDenied], and everything stays as it was; before Linux 4.4,
-// it returns one that wraps [errors.ErrUnsupported]. The result is in the state too.
-func (m *Memory) Lock() error {
-	if m.limit <= 0 {
+// Settle is called when starting is over. It returns memory that only starting needed, as
+// [Trim] does, locks what remains, and what will be used, and calls rehearse, which is to
+// do once what will have to be done later. Major faults are counted from then on.
+//
+// Without the right to lock memory it returns an error that wraps [ErrLockDenied], before
+// Linux 4.4 one that wraps [errors.ErrUnsupported]; both are in the state, too. Then memory
+// is trimmed all the same, and rehearse is not called: that would only fetch what was just
+// returned.
+func (m *Memory) Settle(rehearse func()) error {
+	defer func() { m.rehearsed.Store(majorFaults()) }()
+	failed := func(what string, err error) {
+		if err != nil {
+			m.log.Debug(what, "err", err)
+		}
+	}
+	program, err := programMappings()
+	failed("cannot find the program's mappings", err)
+	if m.limit == 0 {
+		failed("cannot trim memory", trim(program))
 		return nil
 	}
-	err := LockAllowed()
+	err = LockAllowed()
+	if err == nil {
+		m.program = program
+		failed("cannot narrow page faults", narrowFaults(program))
+	}
+	failed("cannot trim memory", trim(program))
 	if err == nil {
 		err = mlockall()
 	}
 	m.mu.Lock()
 	m.locked, m.reason = err == nil, err
 	m.mu.Unlock()
+	if err == nil {
+		rehearse()
+	}
 	return err
+}
+
+// Widen is called when the process has done everything that it does from time to time,
+// some minutes after [Memory.Settle], which made the kernel map single pages of the program
+// where it would have mapped their surroundings, too. That costs memory of the kernel.
+func (m *Memory) Widen() {
+	if err := widenFaults(m.program); err != nil {
+		m.log.Debug("cannot widen page faults", "err", err)
+	}
+	m.program = nil
 }
 
 func mlockall() error {
@@ -138,10 +171,6 @@ func memlockUnlimited() bool {
 	var limit unix.Rlimit
 	return unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit) == nil && limit.Cur == unix.RLIM_INFINITY
 }
-
-// Rehearsed is called when everything has been done once. Major faults are counted from
-// then on: each is something that was not rehearsed, or not locked.
-func (m *Memory) Rehearsed() { m.rehearsed.Store(majorFaults()) }
 
 // Enforce unlocks all memory, for good, if more than the limit is locked, and logs that.
 // [Memory.State] and each scrape do so as well.

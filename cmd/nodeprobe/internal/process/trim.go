@@ -17,19 +17,18 @@ import (
 // MB do all the work from now on. They stay in the page cache, where the kernel may drop
 // them; those that are needed again are mapped again at their first use, without I/O.
 func Trim() error {
-	exe, err := os.Readlink("/proc/self/exe")
+	program, err := programMappings()
 	if err != nil {
-		return fmt.Errorf("find program file: %w", err)
+		return err
 	}
-	smaps, err := os.ReadFile("/proc/self/smaps")
-	if err != nil {
-		return fmt.Errorf("read own mappings: %w", err)
-	}
-	pristine := pristineMappings(string(smaps), exe)
+	return trim(program)
+}
+
+func trim(program []mapping) error {
 	debug.FreeOSMemory()
-	for _, m := range pristine {
-		if _, _, errno := unix.Syscall(unix.SYS_MADVISE, m.start, m.length, unix.MADV_DONTNEED); errno != 0 {
-			return fmt.Errorf("release program pages: %w", errno)
+	for _, m := range program {
+		if err := m.advise(unix.MADV_DONTNEED); err != nil {
+			return fmt.Errorf("release program pages: %w", err)
 		}
 	}
 	return nil
@@ -37,6 +36,27 @@ func Trim() error {
 
 // mapping is a part of the address space.
 type mapping struct{ start, length uintptr }
+
+func (m mapping) advise(advice uintptr) error {
+	if _, _, errno := unix.Syscall(unix.SYS_MADVISE, m.start, m.length, advice); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// programMappings returns the mappings of the program file that can be read again from
+// there.
+func programMappings() ([]mapping, error) {
+	exe, err := os.Readlink("/proc/self/exe")
+	if err != nil {
+		return nil, fmt.Errorf("find program file: %w", err)
+	}
+	smaps, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		return nil, fmt.Errorf("read own mappings: %w", err)
+	}
+	return pristineMappings(string(smaps), exe), nil
+}
 
 // pristineMappings returns the mappings of the file exe that hold nothing but what is in
 // the file: they are read-only and have never been written. The first does not imply the
