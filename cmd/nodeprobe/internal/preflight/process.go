@@ -81,7 +81,7 @@ func findProtection(own *process.Cgroup) Finding {
 		f.Detail = fmt.Sprintf("0, but memory.low is %s for %s", quantity(own.Low), own.Path)
 	default:
 		f.Outcome = Off
-		f.Detail = cmp.Or(own.Unprotected, own.Path) + " has none"
+		f.Detail = "not set for the cgroup " + cmp.Or(own.Unprotected, own.Path)
 		f.Remedy = "systemd: MemoryMin= and Slice=-.slice, as a slice without it takes it away; pods get it from their memory request if the kubelet has MemoryQoS"
 	}
 	return f

@@ -41,8 +41,8 @@ func TestProcess(t *testing.T) {
 		{"no right to a lower score", findOOMScore(-999, 0, unix.EACCES), Missing, "0, and cannot be lowered to -999: permission denied", "OOMScoreAdjust="},
 		{"protected", v2(32*mib, 0, ""), OK, "32Mi for /a/b", ""},
 		{"protected a little", v2(0, 64*mib, "/a"), OK, "0, but memory.low is 64Mi for /a/b", ""},
-		{"not protected", v2(0, 0, ""), Off, "/a/b has none", "MemoryMin="},
-		{"in a slice that is not", v2(0, 0, "/a"), Off, "/a has none", "Slice=-.slice"},
+		{"not protected", v2(0, 0, ""), Off, "not set for the cgroup /a/b", "MemoryMin="},
+		{"in a slice that is not", v2(0, 0, "/a"), Off, "not set for the cgroup /a", "Slice=-.slice"},
 		{"protected from everything", v2(math.MaxInt64, 0, ""), OK, "max for /a/b", ""},
 	} {
 		f := test.got

@@ -68,7 +68,8 @@ func TestOwnCgroup(t *testing.T) {
 			Cgroup{Path: "/", Version: cgroup.V1, Limit: none},
 		},
 		{
-			"no number", "0::/a\n", map[string]string{"memory.stat": "", "a/memory.max": "much\n", "a/memory.min": ""},
+			"no number", "0::/a\n",
+			map[string]string{"memory.stat": "", "a/memory.max": "much\n", "a/memory.min": ""},
 			Cgroup{Path: "/a", Version: cgroup.V2, Limit: none},
 		},
 	} {
