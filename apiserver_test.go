@@ -94,6 +94,9 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if r.URL.Query().Get("watch") == "true" { // which nothing happens in
 		w.Header().Set("Content-Type", "application/json")
+		if r.URL.Query().Get("resourceVersion") == "0" {
+			_ = json.NewEncoder(w).Encode(map[string]any{"type": "ADDED", "object": s.stored()})
+		}
 		w.(http.Flusher).Flush()
 		<-r.Context().Done()
 		return

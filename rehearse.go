@@ -15,6 +15,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/arm"
 	"github.com/nodeprobe/nodeprobe/probe/deadline"
+	"github.com/nodeprobe/nodeprobe/probe/notify"
 	"github.com/nodeprobe/nodeprobe/probe/usage"
 )
 
@@ -43,7 +44,6 @@ func (a *Agent) Rehearse(ctx context.Context) error {
 	for _, s := range []step{
 		{"sampling", r.sample},
 		{"judging", r.judge},
-		{"attribution of a kill", r.victims},
 		{"kernel programs", r.kernel},
 		{"API server", func(ctx context.Context) error { return a.mode.rehearse(ctx, r) }},
 		// The garbage of the others should not stay in locked memory.
@@ -80,13 +80,13 @@ func (s step) bounded(ctx context.Context) error {
 
 // rehearsal is what its steps share.
 type rehearsal struct {
-	agent *Agent
-	cfg   Config // in force, and heard by nobody
-	log   *slog.Logger
+	agent  *Agent
+	double *Agent // does what the agent does, in mode Observe
+	cfg    Config // in force, and heard by nobody
+	log    *slog.Logger
 
 	snapshot          probe.Snapshot
 	pressed, released judge.Assessment // of snapshots under every pressure, and of this one
-	record            func(kind, reason, message string)
 }
 
 func (a *Agent) newRehearsal() (*rehearsal, error) {
@@ -99,46 +99,73 @@ func (a *Agent) newRehearsal() (*rehearsal, error) {
 	a.mu.Unlock()
 	// Lines are put together, and go nowhere.
 	cfg.Logger = once.Logger(slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelDebug})))
-	cfg.Registerer, cfg.OnSample, cfg.OnReconnect = nil, nil, func() {}
-	return &rehearsal{agent: a, cfg: cfg, log: cfg.Logger, snapshot: snapshot, record: func(string, string, string) {}}, nil
+	cfg.Registerer, cfg.OnSample, cfg.OnReconnect = nil, func(*probe.Snapshot) {}, func() {}
+	r := &rehearsal{agent: a, cfg: cfg, log: cfg.Logger, snapshot: snapshot}
+	return r, r.makeDouble()
 }
 
-// sample takes two samples with files of its own: the first opens them.
-func (r *rehearsal) sample(context.Context) error {
-	sampler, err := probe.New(samplerConfig(&r.cfg, r.agent.sensor, new(registrations)))
-	if err != nil {
+// makeDouble makes the double's parts, none of which runs.
+func (r *rehearsal) makeDouble() (err error) {
+	cfg, reg, record := &r.cfg, new(registrations), observeMode{}.record
+	d := &Agent{cfg: r.cfg, log: r.log, mode: observeMode{}, mounts: &mountReporter{record: record, log: r.log}}
+	if d.sampler, err = probe.New(samplerConfig(cfg, r.agent.sensor, reg)); err != nil {
 		return fmt.Errorf("set up sampler: %w", err)
 	}
-	defer sampler.Close()
-	sampler.Sample()
-	sampler.Sample()
+	if d.notifier, err = notify.New(notify.Config{Procfs: cfg.Procfs, Sysfs: cfg.Sysfs, Logger: r.log}); err != nil {
+		return fmt.Errorf("set up notifier: %w", err)
+	}
+	d.limits = arm.New(arm.Config{Watch: func([]bpf.Watch) error { return nil }, Levels: r.agent.sensor.Levels, Logger: r.log})
+	d.judge = judge.New(policy(cfg), d.limits, r.log, reg)
+	d.victims = usage.NewVictims(usage.VictimsConfig{
+		Sysfs: cfg.Sysfs, Rootfs: cfg.Rootfs, Hooked: attached(r.agent.hooks, bpf.OOM), Record: record, Logger: r.log,
+	})
+	r.double = d
 	return nil
+}
+
+// sample takes samples for every reason there is.
+func (r *rehearsal) sample(ctx context.Context) error {
+	d := r.double
+	ctx, stop := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- d.sampler.Run(ctx, d.observe) }()
+	defer func() {
+		stop()
+		<-done
+		d.sampler.Close()
+	}()
+	for cause := range notify.NumCauses {
+		d.notified(notify.Cause(cause))
+	}
+	for kind := bpf.OOMKill; kind <= bpf.Stale; kind++ {
+		// The root's cgroup, and nobody's process.
+		e := bpf.Event{Kind: kind, Time: time.Now(), Scope: bpf.ScopeCgroup, CgroupID: 1}
+		copy(e.Comm[:], "rehearsal")
+		d.heard(&e)
+	}
+	return until(ctx, func() bool {
+		var taken uint64
+		for _, n := range d.sampler.Causes() {
+			taken += n
+		}
+		return taken >= 2 // the first opens the files
+	})
 }
 
 // judge brings every condition about and ends it again, on paper.
 func (r *rehearsal) judge(context.Context) error {
-	limits := arm.New(arm.Config{
-		Watch: func([]bpf.Watch) error { return nil }, Levels: r.agent.sensor.Levels, Logger: r.log,
-	})
-	j := judge.New(policy(&r.cfg), limits, r.log, new(registrations))
 	s, pressed := r.snapshot, underPressure(r.snapshot)
-	j.Observe(&s)
-	// However long a condition takes to begin, or to end.
-	for range 2 {
+	for range 2 { // however long a condition takes to begin
 		pressed.Time = pressed.Time.Add(24 * time.Hour)
-		limits.Invalidate()
-		j.Observe(&pressed)
+		r.double.limits.Invalidate()
+		r.double.observe(&pressed)
 	}
-	r.pressed = j.Assess()
-	for s.Time = pressed.Time; s.Time.Before(pressed.Time.Add(72 * time.Hour)); {
+	r.pressed = r.double.judge.Assess()
+	for s.Time = pressed.Time; s.Time.Before(pressed.Time.Add(72 * time.Hour)); { // or to end
 		s.Time = s.Time.Add(24 * time.Hour)
-		j.Observe(&s)
+		r.double.observe(&s)
 	}
-	r.released = j.Assess()
-	mounts := &mountReporter{record: r.record, log: r.log}
-	for _, seen := range []probe.Snapshot{r.snapshot, pressed, r.snapshot} {
-		mounts.observe(&seen)
-	}
+	r.released = r.double.judge.Assess()
 	return nil
 }
 
@@ -156,29 +183,18 @@ func underPressure(s probe.Snapshot) probe.Snapshot {
 			fs.Mount.SuperOptions = "ro"
 		}
 	}
+	s.OOMKills.Value += 4 // that nobody reported
 	return s
 }
 
-// kernel measures in the kernel what it watches, if it does.
+// kernel has the kernel measure, and the agent look again at what wakes it, as both do
+// from time to time.
 func (r *rehearsal) kernel(context.Context) error {
-	if !attached(r.agent.hooks, bpf.Pressure) {
-		return nil
+	a := r.agent
+	a.notifier.Refresh()
+	a.limits.Invalidate()
+	if !attached(a.hooks, bpf.Pressure) {
+		return a.sensor.Rehearse()
 	}
-	return r.agent.RearmBPF()
-}
-
-// victims reports processes that nobody has killed: one in this cgroup, one in none.
-func (r *rehearsal) victims(context.Context) error {
-	hooked := attached(r.agent.hooks, bpf.OOM)
-	v := usage.NewVictims(usage.VictimsConfig{Sysfs: r.cfg.Sysfs, Rootfs: r.cfg.Rootfs, Hooked: hooked, Record: r.record, Logger: r.log})
-	e := bpf.Event{Kind: bpf.OOMKill, Time: time.Now(), PID: 1, Scope: bpf.ScopeCgroup, CgroupID: 1}
-	copy(e.Comm[:], "rehearsal")
-	v.Killed(&e)
-	s := r.snapshot
-	for range 3 {
-		v.Counted(&s)
-		s.OOMKills.Value += 4
-		s.Time = s.Time.Add(time.Minute)
-	}
-	return nil
+	return errors.Join(a.sensor.Rehearse(), a.RearmBPF())
 }

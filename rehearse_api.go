@@ -85,6 +85,7 @@ func (w *writers) post(ctx context.Context, change func()) error {
 		if err := w.flush(ctx); err != nil {
 			return err
 		}
+		watched := w.watch(ctx)
 		w.clients.ForNodes.Fail(mishaps)
 		w.clients.ForEvents.Fail(1)
 		for range 2 { // the second counts up the first, which does not exist
@@ -95,8 +96,28 @@ func (w *writers) post(ctx context.Context, change func()) error {
 		if err := w.flush(ctx); err != nil {
 			return err
 		}
-		return until(ctx, func() bool { return w.posted.Load() >= posted+2 })
+		return errors.Join(watched, until(ctx, func() bool { return w.posted.Load() >= posted+2 }))
 	})
+}
+
+// watch follows the Node until it is shown as it is, once without success.
+func (w *writers) watch(ctx context.Context) error {
+	const fromStart, limit = "0", time.Second
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	w.clients.ForNodes.Fail(1)
+	_, _ = w.clients.Nodes.Watch(ctx, w.cfg.NodeName, fromStart, limit)
+	watch, err := w.clients.Nodes.Watch(ctx, w.cfg.NodeName, fromStart, limit)
+	if err != nil {
+		return err
+	}
+	defer watch.Stop()
+	select {
+	case <-watch.ResultChan():
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // flush waits until the API server has taken what there is to say. One that refuses it is

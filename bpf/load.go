@@ -181,7 +181,10 @@ func (k *kernel) counters() Counters {
 
 func (k *kernel) readEvent(e *Event) error {
 	for {
-		if err := k.events.ReadInto(&k.record); err != nil {
+		switch err := k.events.ReadInto(&k.record); {
+		case errors.Is(err, ringbuf.ErrFlushed): // a rehearsal
+			continue
+		case err != nil:
 			return fmt.Errorf("read event: %w", err)
 		}
 		var monotonic unix.Timespec
@@ -199,6 +202,9 @@ func (k *kernel) readEvent(e *Event) error {
 		}
 	}
 }
+
+// flush makes readEvent look for events.
+func (k *kernel) flush() error { return k.events.Flush() }
 
 // hasEvents reports whether some program is attached that fills the ring buffer.
 func (k *kernel) hasEvents() bool { return k.events != nil }

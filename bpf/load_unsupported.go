@@ -19,6 +19,7 @@ func (s *Sensor) load(Options) {
 func (*kernel) counters() Counters     { return Counters{} }
 func (*kernel) readEvent(*Event) error { return errors.ErrUnsupported }
 func (*kernel) hasEvents() bool        { return false }
+func (*kernel) flush() error           { return errors.ErrUnsupported }
 func (*kernel) readLevels(l *Levels)   { *l = Levels{} }
 func (*kernel) refresh() error         { return errors.ErrUnsupported }
 func (*kernel) stats() []ProgramStats  { return nil }
