@@ -148,12 +148,16 @@ func (a *Agent) build() (err error) {
 	return a.metrics.commit(cfg.Registerer)
 }
 
+// diskPatience is how long a verdict on memory and PIDs waits for a disk. A machine that is
+// merely busy answers within it.
+const diskPatience = 50 * time.Millisecond
+
 // samplerConfig is the sampler's part of a configuration.
 func samplerConfig(cfg *Config, sensor *bpf.Sensor, reg *registrations) probe.Config {
 	return probe.Config{
 		Procfs: cfg.Procfs, Sysfs: cfg.Sysfs, Rootfs: cfg.Rootfs,
 		RootDirectory: cfg.RootDirectory, ImageDirectories: cfg.ImageDirectories,
-		Interval: cfg.SampleInterval, StatfsTimeout: cfg.StatfsTimeout,
+		Interval: cfg.SampleInterval, StatfsTimeout: cfg.StatfsTimeout, DiskPatience: diskPatience,
 		Kernel: sensor, Logger: cfg.Logger, Registerer: reg,
 	}
 }

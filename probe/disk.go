@@ -36,6 +36,9 @@ type filesystem struct {
 	got    statfsAnswer
 	mount  Mount // zero while it is not known
 
+	late  lateness
+	known bool // there was an answer
+
 	// Owned by the call under way.
 	candidates []statfsPath
 	resolved   time.Time
@@ -55,11 +58,17 @@ const defaultStatfsTimeout = 2 * time.Second
 func newFilesystem(rootfs string, dirs []string) *filesystem {
 	f := &filesystem{rootfs: rootfs, dirs: dirs, call: statfs, what: "statfs " + filepath.Join(rootfs, dirs[0])}
 	f.ask = f.statfs
+	f.worker.OnAnswer(f.late.answered)
 	return f
 }
 
 // start begins a call, unless an earlier one still hangs.
-func (f *filesystem) start(now time.Time) { f.worker.Start(now, f.what, f.ask) }
+func (f *filesystem) start(now time.Time) {
+	if a, ok := takeLate(&f.late, &f.worker); ok {
+		f.take(a)
+	}
+	f.worker.Start(now, f.what, f.ask)
+}
 
 // statfs is the call that may hang. It also follows symbolic links, once a minute and
 // after an error, as that may hang too.
@@ -129,17 +138,28 @@ func isEmpty(dir string) bool {
 	return errors.Is(err, io.EOF)
 }
 
-// finish waits for the answer until the deadline.
-func (f *filesystem) finish(now, deadline time.Time) {
-	a, err := f.worker.Await(now, deadline)
+// finish waits for the answer.
+func (f *filesystem) finish(now time.Time, wait waits) {
+	a, err := f.worker.Await(now, now.Add(wait.most(f.known)))
 	switch {
-	case err != nil:
+	case err == nil:
+		f.late.end()
+		f.take(a)
+	case f.known && !wait.failed(f.worker.Asked()):
+		if a, ok := giveUp(&f.late, &f.worker, now); ok {
+			f.take(a)
+		}
+	default:
+		f.late.end()
 		f.got.err = err
-		return
-	case a.err != nil:
+	}
+}
+
+func (f *filesystem) take(a statfsAnswer) {
+	if a.err != nil {
 		a.err = &fs.PathError{Op: "statfs", Path: a.path, Err: a.err}
 	}
-	f.got = a
+	f.got, f.known = a, true
 }
 
 // observations turns the answer into the space and inode signals.
@@ -208,13 +228,17 @@ func parseStatfs(st *unix.Statfs_t) (space, inodes Observation, err error) {
 // diskReader reads the filesystems that node conditions are about.
 type diskReader struct {
 	procfs  string
-	timeout time.Duration
+	wait    waits
 	nodefs  *filesystem
 	imagefs *filesystem
 
 	// The mount table has a worker, too: to write it, the kernel may read from the disks
 	// (btrfs looks up the names of its subvolumes).
-	mounts deadline.Worker[mountsAnswer]
+	mounts      deadline.Worker[mountsAnswer]
+	mountsLate  lateness
+	mountsKnown bool  // the table was read before
+	mountsErr   error // of the answer that counts
+	mountsOld   bool  // the call under way began before the latest change
 
 	imageDirectories []string // without that of imagesAt
 	images           string   // that of imagesAt
@@ -223,16 +247,17 @@ type diskReader struct {
 // newDiskReader returns a reader of the filesystem that holds rootDirectory, and of the
 // one that holds the first of imageDirectories that exists. All are directories of the
 // node, whose root is at rootfs and whose /proc is at procfs.
-func newDiskReader(procfs, rootfs, rootDirectory string, imageDirectories []string, timeout time.Duration) *diskReader {
+func newDiskReader(procfs, rootfs, rootDirectory string, imageDirectories []string, wait waits) *diskReader {
 	nodefs := ancestors(rootDirectory)
 	r := &diskReader{
-		procfs:  procfs,
-		timeout: timeout,
-		nodefs:  newFilesystem(rootfs, nodefs),
+		procfs: procfs,
+		wait:   wait,
+		nodefs: newFilesystem(rootfs, nodefs),
 
 		imageDirectories: slices.Concat(imageDirectories, nodefs),
 	}
 	r.imagefs = newFilesystem(rootfs, r.imageDirectories)
+	r.mounts.OnAnswer(r.mountsLate.answered)
 	return r
 }
 
@@ -246,7 +271,7 @@ func (r *diskReader) imagesAt(dir string) bool {
 	r.images = dir
 	call := r.imagefs.call
 	r.imagefs = newFilesystem(r.nodefs.rootfs, append([]string{dir}, r.imageDirectories...))
-	r.imagefs.call = call
+	r.imagefs.call, r.imagefs.late.wake = call, r.nodefs.late.wake
 	return true
 }
 
@@ -269,8 +294,16 @@ type mountsAnswer struct {
 }
 
 // findMounts looks up how those filesystems are mounted that answered this sample. The
-// others keep their mounts, as both do if the table cannot be read in time.
-func (r *diskReader) findMounts(now time.Time) error {
+// others keep their mounts, as both do if the table cannot be read in time. Changed means
+// that an answer of before now will not do.
+func (r *diskReader) findMounts(now time.Time, changed bool) error {
+	if a, ok := takeLate(&r.mountsLate, &r.mounts); ok {
+		r.takeMounts(a)
+		if !changed && !r.mountsOld {
+			return r.mountsErr
+		}
+	}
+	r.mountsOld = changed && !r.mounts.Asked().IsZero()
 	all := [2]*filesystem{r.nodefs, r.imagefs}
 	var paths [2]string
 	for i, f := range all {
@@ -293,17 +326,30 @@ func (r *diskReader) findMounts(now time.Time) error {
 		}
 		return a
 	})
-	a, err := r.mounts.Await(now, now.Add(r.timeout))
-	if err != nil {
-		return err
+	a, err := r.mounts.Await(now, now.Add(r.wait.most(r.mountsKnown)))
+	switch {
+	case err == nil:
+		r.mountsLate.end()
+		r.takeMounts(a)
+	case r.mountsKnown && !r.wait.failed(r.mounts.Asked()):
+		if a, ok := giveUp(&r.mountsLate, &r.mounts, now); ok {
+			r.takeMounts(a)
+		}
+	default:
+		r.mountsLate.end()
+		r.mountsErr = err
 	}
+	return r.mountsErr
+}
+
+func (r *diskReader) takeMounts(a mountsAnswer) {
+	r.mountsKnown, r.mountsErr = true, nil
 	for i, f := range a.of {
 		if f != nil {
 			f.mount = a.mounts[i]
-			err = cmp.Or(err, a.errs[i])
+			r.mountsErr = cmp.Or(r.mountsErr, a.errs[i])
 		}
 	}
-	return err
 }
 
 // start begins both calls; finish waits for them after everything else has been read.
@@ -314,11 +360,10 @@ func (r *diskReader) start(now time.Time) {
 
 // finish fills in the disk part of s, with the mounts looked up again if remount.
 func (r *diskReader) finish(s *Snapshot, remount bool) {
-	deadline := s.Time.Add(r.timeout)
-	r.nodefs.finish(s.Time, deadline)
-	r.imagefs.finish(s.Time, deadline)
-	if remount {
-		s.Errors[SourceMounts] = r.findMounts(time.Now())
+	r.nodefs.finish(s.Time, r.wait)
+	r.imagefs.finish(s.Time, r.wait)
+	if remount || r.mountsLate.pending {
+		s.Errors[SourceMounts] = r.findMounts(time.Now(), remount)
 	}
 	s.NodeFs, s.ImageFs = r.nodefs.found(), r.imagefs.found()
 	s.Signals[NodeFsAvailable], s.Signals[NodeFsInodesFree], s.Errors[SourceNodeFs] = r.nodefs.observations()

@@ -18,7 +18,11 @@ type fact struct {
 	worker deadline.Worker[discovery]
 	read   func() discovery
 	asked  bool // a read is under way, or due
-	err    error
+	known  bool // there was an answer
+
+	changed bool // by a late answer
+	late    lateness
+	err     error
 }
 
 // discovery is the result of reading a fact.
@@ -31,14 +35,14 @@ type discovery struct {
 // exists and cannot be read keeps its value, as the machine is still the same, and adds
 // an error.
 type factReader struct {
-	timeout time.Duration
-	facts   []*fact
+	wait  waits
+	facts []*fact
 
 	firmware *string // the firmware's UUID; nil while it is not known
 }
 
-func newFactReader(procfs, sysfs, rootfs string, timeout time.Duration) *factReader {
-	r := &factReader{timeout: timeout}
+func newFactReader(procfs, sysfs, rootfs string, wait waits) *factReader {
+	r := &factReader{wait: wait}
 	text := func(read func(at func(string)) (string, error), field func(*Snapshot) *string) {
 		r.add(SourceMachine, func(at func(string)) discovery {
 			value, err := read(at)
@@ -95,11 +99,23 @@ func (r *factReader) add(source Source, read func(at func(path string)) discover
 }
 
 // start begins to read the facts without an answer yet, and all of them if due.
-func (r *factReader) start(now time.Time, due bool) {
+func (r *factReader) start(s *Snapshot, now time.Time, due bool) {
 	for _, f := range r.facts {
+		if found, ok := takeLate(&f.late, &f.worker); ok {
+			f.take(s, found)
+			f.changed = true
+		}
 		if f.asked = f.asked || due; f.asked {
 			f.worker.Start(now, "read "+f.source.String(), f.read)
 		}
+	}
+}
+
+// take stores an answer.
+func (f *fact) take(s *Snapshot, found discovery) {
+	f.asked, f.known, f.err = false, true, found.err
+	if found.store != nil {
+		found.store(s)
 	}
 }
 
@@ -107,19 +123,23 @@ func (r *factReader) start(now time.Time, due bool) {
 func (r *factReader) finish(s *Snapshot) {
 	any := false
 	for _, f := range r.facts {
+		any = any || f.changed
+		f.changed = false
 		if !f.asked {
 			continue
 		}
 		any = true
-		found, err := f.worker.Await(s.Time, s.Time.Add(r.timeout))
-		if err == nil {
-			f.asked = false
-			if found.store != nil {
-				found.store(s)
-			}
-			err = found.err
+		found, err := f.worker.Await(s.Time, s.Time.Add(r.wait.most(f.known)))
+		switch {
+		case err == nil:
+			f.late.end()
+			f.take(s, found)
+		case f.known && !r.wait.failed(f.worker.Asked()):
+			f.late.pending = true // nothing is in a hurry for it
+		default:
+			f.late.end()
+			f.err = err
 		}
-		f.err = err
 	}
 	if !any {
 		return

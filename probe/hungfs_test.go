@@ -85,7 +85,7 @@ func TestRealDeadFilesystem(t *testing.T) {
 	ask := func() error {
 		now := time.Now()
 		fs.start(now)
-		fs.finish(now, now.Add(100*time.Millisecond))
+		fs.finish(now, waits{100 * time.Millisecond, 100 * time.Millisecond})
 		_, _, err := fs.observations()
 		return err
 	}

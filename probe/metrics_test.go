@@ -83,6 +83,7 @@ nodeprobe_sampler_read_errors_total{source="pressure_memory"} 0
 nodeprobe_sampler_read_errors_total{source="task_limit"} 0
 nodeprobe_sampler_read_errors_total{source="vmstat"} 0
 nodeprobe_sampler_wakeups_total{cause="cgroup"} 0
+nodeprobe_sampler_wakeups_total{cause="disk"} 0
 nodeprobe_sampler_wakeups_total{cause="event"} 0
 nodeprobe_sampler_wakeups_total{cause="limits"} 0
 nodeprobe_sampler_wakeups_total{cause="mounts"} 0

@@ -33,6 +33,10 @@ type Config struct {
 	// StatfsTimeout is how long a sample waits for a filesystem, and for a file that
 	// may be on a disk; 0 means 2 s.
 	StatfsTimeout time.Duration
+	// DiskPatience is how long a sample waits for one of these that has answered before:
+	// then what it answered last serves, and a newer answer within StatfsTimeout gets a
+	// sample of its own. 0 means StatfsTimeout.
+	DiskPatience time.Duration
 
 	// Kernel has the counters of the BPF programs; nil without BPF.
 	Kernel Kernel
@@ -60,6 +64,7 @@ const (
 	CauseLimits              // pid_max or threads-max was written to
 	CauseView                // a live table is shown
 	CauseReload              // the limits or the interval changed
+	CauseDisk                // a disk that was not waited for has answered
 
 	// NumCauses is the length of an array indexed by Cause.
 	NumCauses = int(iota)
@@ -67,7 +72,7 @@ const (
 
 // String returns the name used in metrics.
 func (c Cause) String() string {
-	return [NumCauses]string{"tick", "near", "event", "stall", "mounts", "cgroup", "limits", "view", "reload"}[c]
+	return [NumCauses]string{"tick", "near", "event", "stall", "mounts", "cgroup", "limits", "view", "reload", "disk"}[c]
 }
 
 // machineInterval is how often the facts that rarely change are re-read. Their files
@@ -145,15 +150,22 @@ func New(cfg Config) (*Sampler, error) {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
 	cfg.Logger = once.Logger(cfg.Logger)
+	wait := waits{timeout: cfg.StatfsTimeout, patience: cfg.StatfsTimeout}
+	if cfg.DiskPatience > 0 {
+		wait.patience = min(wait.patience, cfg.DiskPatience)
+	}
 	s := &Sampler{
 		cfg:    cfg,
 		memory: newMemoryReader(cfg.Procfs),
 		tasks:  newTaskReader(cfg.Procfs),
 		stalls: newStallReader(cfg.Procfs),
-		facts:  newFactReader(cfg.Procfs, cfg.Sysfs, cfg.Rootfs, cfg.StatfsTimeout),
-		disks:  newDiskReader(cfg.Procfs, cfg.Rootfs, cfg.RootDirectory, cfg.ImageDirectories, cfg.StatfsTimeout),
+		facts:  newFactReader(cfg.Procfs, cfg.Sysfs, cfg.Rootfs, wait),
+		disks:  newDiskReader(cfg.Procfs, cfg.Rootfs, cfg.RootDirectory, cfg.ImageDirectories, wait),
 		vmstat: hotfile.New(filepath.Join(cfg.Procfs, "vmstat")),
 		wake:   make(chan Cause, 1),
+	}
+	for _, late := range []*lateness{&s.disks.nodefs.late, &s.disks.imagefs.late, &s.disks.mountsLate} {
+		late.wake = func() { s.Wake(CauseDisk) }
 	}
 	s.interval.Store(int64(cfg.Interval))
 	s.vmstatTable = []hotfile.Key{{Name: "oom_kill", Value: &s.oomKills}}
@@ -194,7 +206,7 @@ func (s *Sampler) Sample() *Snapshot {
 	}
 	s.disks.start(snap.Time)
 	due := s.machineRead.IsZero() || snap.Time.Sub(s.machineRead) >= machineInterval
-	s.facts.start(snap.Time, due)
+	s.facts.start(snap, snap.Time, due)
 	if due {
 		s.machineRead, remount = snap.Time, true
 		s.memory.discover(s.cfg.cgroupfs())

@@ -40,8 +40,8 @@ func (e *exitError) Error() string { return e.err.Error() }
 func (e *exitError) Unwrap() error { return e.err }
 
 func main() {
-	// One thread does: a second one would only cost memory and wake-ups. The
-	// variable of that name still wins.
+	// One thread does: a second one would cost memory and twice the wake-ups; see
+	// process.RelaxTimers. The variable of that name still wins.
 	if os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(1)
 	}

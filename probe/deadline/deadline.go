@@ -25,8 +25,10 @@ type Worker[T any] struct {
 	within time.Duration // how long Await waited for it; 0 until it gave up
 	answer chan T
 	run    func() // made once: a go statement that calls it allocates nothing
-	timer  *time.Timer
-	at     atomic.Pointer[string]
+	// answered is called after each answer; nil for nobody.
+	answered func()
+	timer    *time.Timer
+	at       atomic.Pointer[string]
 }
 
 // Start begins a call at the time now, unless an earlier one still hangs. What describes
@@ -34,7 +36,12 @@ type Worker[T any] struct {
 func (w *Worker[T]) Start(now time.Time, what string, call func() T) {
 	if w.answer == nil {
 		w.answer = make(chan T, 1)
-		w.run = func() { w.answer <- w.call() }
+		w.run = func() {
+			w.answer <- w.call()
+			if w.answered != nil {
+				w.answered()
+			}
+		}
 		w.timer = time.NewTimer(0)
 		w.timer.Stop()
 	}
@@ -48,6 +55,25 @@ func (w *Worker[T]) Start(now time.Time, what string, call func() T) {
 	w.asked, w.within, w.what, w.call = now, 0, what, call
 	w.at.Store(nil)
 	go w.run()
+}
+
+// OnAnswer has f called whenever an answer is there, by the goroutine of the call. It must
+// come before the first Start.
+func (w *Worker[T]) OnAnswer(f func()) { w.answered = f }
+
+// Asked returns when the call began that has no answer yet; zero if none is under way.
+func (w *Worker[T]) Asked() time.Time { return w.asked }
+
+// Late returns the answer of a call that Await has given up on, if it is there by now. It
+// is for those who take an answer that is a little old.
+func (w *Worker[T]) Late() (answer T, ok bool) {
+	select {
+	case answer = <-w.answer:
+		w.asked = time.Time{}
+		return answer, true
+	default:
+		return answer, false
+	}
 }
 
 // At replaces the description of the call in errors. The call may use it to name the

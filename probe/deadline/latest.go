@@ -46,13 +46,9 @@ func NewLatest[T any](what string, serves time.Duration, wait Wait, call func() 
 func (l *Latest[T]) Get() (answer T, at time.Time, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if asked := l.worker.asked; !asked.IsZero() {
-		select {
-		case late := <-l.worker.answer:
-			l.worker.asked = time.Time{}
-			_ = l.take(late, asked) // if it failed, the next try is now
-		default:
-		}
+	asked := l.worker.Asked()
+	if late, ok := l.worker.Late(); ok {
+		_ = l.take(late, asked) // if it failed, the next try is now
 	}
 	now := time.Now()
 	if !l.at.IsZero() && !l.doubted && now.Sub(l.at) < l.serves {

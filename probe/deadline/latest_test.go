@@ -48,7 +48,7 @@ func TestLatest(t *testing.T) {
 		},
 		"there is no first": {
 			{source: source{takes: time.Hour, answer: "a"}, err: ErrNoAnswer, waits: 2 * time.Second, calls: 1},
-			{after: time.Second, err: ErrNoAnswer, calls: 1}, // not waited for again
+			{after: time.Second, err: ErrNoAnswer, calls: 1},                                  // not waited for again
 			{after: time.Hour, source: source{err: broken}, want: "a", err: broken, calls: 2}, // late, and old
 		},
 		"the last good one serves, and a late one counts": {

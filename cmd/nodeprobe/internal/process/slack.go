@@ -11,14 +11,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// timerSlack is the smallest that pays off. Its price is paid where a thread blocks in
-// the kernel: the runtime's monitor has to look twice before another thread may run the
-// goroutines that wait. With GOMAXPROCS=1, and a system call that blocks, such a
-// goroutine waited 0.19 ms (median) without slack, and 4.0 ms (median) to 8.1 ms (most)
-// with it.
-const timerSlack = 4 * time.Millisecond
+// timerSlack is the largest that the way from a crossing to the API server can afford.
+// Where a thread blocks in the kernel, the runtime's monitor has to look twice before
+// another thread may run the goroutines that wait; with a second P, a thread that looks
+// for work sleeps for 3 µs, which becomes the slack. Measured on 2 CPUs, by GOMAXPROCS and
+// slack: how long a goroutine waits while another is in a system call (90 % and most),
+// and wake-ups a second in modes observe and own, scraped, with seven others beside it:
+//
+//	1, 4 ms:  3.7, 5.1 ms; 2.4, 4.2    2, 4 ms:  1.9, 3.9 ms; 4.6, 7.4
+//	1, 1 ms:  1.1, 2.1 ms; 2.9, 4.8    2, 1 ms:  1.1, 1.7 ms; 8.2, 11.6
+//	1, 50 µs: 0.8, 27 ms;  3.4, 10.0   2, 50 µs: 0.07, 0.1 ms; 12.8, 20.5
+//
+// A second P costs 0.5 to 2 MiB of memory as well. What it would be good for is a page
+// fault that waits for a disk, which stops everything on a single P: that is what memory
+// is locked for.
+const timerSlack = time.Millisecond
 
-// RelaxTimers lets the kernel fire our timers up to 4 ms late. Threads that start later
+// RelaxTimers lets the kernel fire our timers up to 1 ms late. Threads that start later
 // inherit that from the thread that starts them. It waits for every thread. A program
 // with cgo needs Linux 4.6 and CAP_SYS_NICE for it.
 //

@@ -7,10 +7,19 @@ import (
 	"sync"
 )
 
-// SpareThreads is more than are ever blocked in the kernel at once: the notifier, the
-// ring buffer, two statfs workers, whatever reads files or writes logs. Under load there
-// are nine threads in all; each costs about 15 KiB.
-const SpareThreads = 10
+// SpareThreads is more than are ever blocked in the kernel at once, when every disk hangs:
+//
+//   - 4 of the runtime and of what waits for the kernel: monitor, poller, notifier, ring
+//     buffer
+//   - 5 of a sample: statfs of two filesystems, the mount table, machine ID, os-release
+//   - 3 that open filesystems to be watched, and look up the name of an OOM victim
+//   - 3 of credentials: token, client certificate, CA
+//   - 3 of names: /etc/hosts or /etc/resolv.conf for the API server, a proxy, the node
+//   - 5 of volumes, users' namespaces, the configuration, its directory, the web's
+//   - 1 of log lines
+//
+// Under load there are nine threads in all; each costs about 15 KiB.
+const SpareThreads = 24
 
 // KeepThreads makes the Go runtime start threads until there are at least n, while the
 // kernel still grants them.

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"sync"
 	"time"
@@ -17,8 +18,9 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe/deadline"
 )
 
-// readTimeout is how long the files are waited for; they may be on a disk that hangs.
-const readTimeout = 2 * time.Second
+// readWait is how long the files are waited for; they may be on a disk that hangs, and a
+// request waits meanwhile.
+var readWait = deadline.Wait{First: 2 * time.Second, Later: 100 * time.Millisecond}
 
 // file is a web configuration file. The toolkit reads its file for each handshake and each
 // request, and fails them all while it is invalid or half-written. So it gets a copy in
@@ -33,9 +35,11 @@ type file struct {
 	// alone means that no other address serves health endpoints.
 	alone bool
 
-	mu      sync.Mutex // guards the rest
-	config  *config    // in force
-	reading deadline.Worker[reading]
+	read    *config // the latest that is right; owned by the call of reading
+	reading *deadline.Latest[*config]
+
+	mu     sync.Mutex // guards the rest
+	config *config    // in force
 }
 
 // openFile reads the file, which must be right to start with.
@@ -49,12 +53,13 @@ func openFile(path string, alone bool, log *slog.Logger) (*file, error) {
 		return nil, fmt.Errorf("copy web configuration: %w", err)
 	}
 	f := &file{
-		path: path, log: once.Logger(log), config: config, fd: fd, alone: alone,
+		path: path, log: once.Logger(log), config: config, read: config, fd: fd, alone: alone,
 		good: prometheus.NewGauge(prometheus.GaugeOpts{
 			Name: "nodeprobe_web_config_last_reload_successful",
 			Help: "Whether the web configuration in force is that of the files; 0: they are wrong, and the last good one stays.",
 		}),
 	}
+	f.reading = deadline.NewLatest("read web configuration "+path, 0, readWait, f.reread)
 	f.good.Set(1)
 	f.warnProbes()
 	return f, nil
@@ -79,29 +84,34 @@ func (f *file) close() {
 // copied is the path of the copy. It stays the same when the content changes.
 func (f *file) copied() string { return memoryPath(f.fd) }
 
-// reading is the result of reading the files.
-type reading struct {
-	config *config
-	err    error
+// reread reads the files if they have changed.
+func (f *file) reread() (*config, error) {
+	if !f.read.stale() {
+		return f.read, nil
+	}
+	c, err := readConfig(f.path)
+	if err == nil {
+		f.read = c
+	}
+	return c, err
 }
 
-// current reads the files if they have changed, and returns the configuration in force.
+// current returns the configuration in force, which is that of the files if they are right
+// and can be read in time.
 func (f *file) current() *config {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	was := f.config
-	now, err := f.reading.Do(readTimeout, "read web configuration "+f.path, func() reading {
-		if !was.stale() {
-			return reading{config: was}
-		}
-		c, err := readConfig(f.path)
-		return reading{c, err}
-	})
-	if err = cmp.Or(err, now.err); err == nil && now.config != was {
-		err = f.replace(now.config)
+	now, at, err := f.reading.Get()
+	if !at.IsZero() && !now.same(f.config) {
+		err = cmp.Or(f.replace(now), err)
 	}
 	f.reloaded(err)
 	return f.config
+}
+
+// same reports whether two configurations were read from the same files.
+func (c *config) same(other *config) bool {
+	return c == other || maps.EqualFunc(c.inputs, other.inputs, bytes.Equal)
 }
 
 // replace puts another configuration in force.
