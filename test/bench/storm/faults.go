@@ -116,9 +116,12 @@ func timeout(d time.Duration) <-chan struct{} {
 }
 
 // faults plays each scene in a storm of its own.
-func (s *stage) faults() {
+func (s *stage) faults(only string) {
 	rows := []string{strings.Replace(head, "storm", "fault", 1) + "\tbesides"}
 	for _, scene := range s.scenes() {
+		if !strings.Contains(scene.name, only) {
+			continue
+		}
 		spec := s.spec()
 		if scene.prepare != nil {
 			scene.prepare(&spec)

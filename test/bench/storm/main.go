@@ -31,6 +31,7 @@ const maxRepeated = 3
 func run(p *program.P) {
 	storms := p.Flags.Int("storms", 10, "how many to make")
 	faults := p.Flags.Bool("faults", false, "one with each fault instead")
+	only := p.Flags.String("only", "", "of the faults, those with this `text` in their names")
 	binary := p.ParseNodeprobe()
 	need.Root(p)
 	s := newStage(p, binary)
@@ -40,7 +41,7 @@ func run(p *program.P) {
 	s.calibrate()
 	s.startKubelet()
 	if *faults {
-		s.faults()
+		s.faults(*only)
 		return
 	}
 	s.startOurs(s.spec())
@@ -52,9 +53,7 @@ func run(p *program.P) {
 		r := s.blow(plan{crossed: conditions})
 		rows = append(rows, r.row(fmt.Sprint(n)))
 		p.Logf("%s", rows[len(rows)-1])
-		for _, c := range r.crossings {
-			p.Logf("%s: crossed within %s, noticed by nodeprobe after %s; hog killed: %t", c.condition, c.Below.Sub(c.Above), c.noticed.Sub(c.Above), r.killed)
-		}
+		s.explain(r)
 		if r.some < thrashing {
 			p.Logf("storm %d does not count: some task waited for memory in only %.0f %% of the time", n, 100*r.some)
 			continue

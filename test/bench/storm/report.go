@@ -9,6 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/nodeprobe/nodeprobe/test/bench/program"
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // figureNames are what the conditions are called in figures.
@@ -106,3 +107,21 @@ func figures(storms []*result) (all []program.Figure) {
 		program.Figure{Name: "storm_major_faults", Value: float64(faults[oursName]), Unit: "per_storm", Budget: 5, Peer: kubeletName, Beside: float64(faults[kubeletName])},
 		program.Figure{Name: "storm_psi_some_min", Value: psi, Unit: "%"})
 }
+
+// explain says more about a storm, and has nodeprobe's log tell why a crossing took long.
+func (s *stage) explain(r *result) {
+	for _, c := range r.crossings {
+		took, _ := c.after(oursName, r.end)
+		s.Logf("%s: crossed within %s, noticed after %s, at the API after %s (hog killed: %t)", c.condition, c.Below.Sub(c.Above), c.noticed.Sub(c.Above), took, r.killed)
+		if c.err != nil || took < slow {
+			continue
+		}
+		for _, line := range must.Get(s.agent.Log())(s) {
+			if line.Time.After(c.Above.Add(-time.Second)) && line.Time.Before(c.Above.Add(took+slow)) {
+				s.Logf("\t%.300s", line.Line)
+			}
+		}
+	}
+}
+
+const slow = 100 * time.Millisecond

@@ -122,7 +122,7 @@ func (s *stage) spec() agent.Spec {
 			"sampleInterval": "10s", "nodeStatusUpdateFrequency": "10s", "nodeLeaseDurationSeconds": 40,
 			"evictionHard":                     agent.Hard(s.limits()),
 			"evictionPressureTransitionPeriod": transition.String(),
-			"lockedMemoryLimit":                "48Mi", "oomScoreAdj": -999,
+			"lockedMemoryLimit":                "48Mi", "oomScoreAdj": -999, "logLevel": "debug",
 		}),
 	}
 }

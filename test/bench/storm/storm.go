@@ -18,7 +18,7 @@ import (
 
 const (
 	// memoryMargin is how far the limit of memory.available lies below what a storm comes to.
-	memoryMargin = 24 * mi
+	memoryMargin = 8 * mi
 	// The crossings come one after another once the storm has settled.
 	settling, between = 8 * time.Second, 8 * time.Second
 	// A storm rages until both nodes have shown everything, within these bounds; the
@@ -74,11 +74,10 @@ func (s *stage) calibrate() {
 	k := s.startKubelet()
 	s.startOurs(s.spec())
 	r := s.blow(plan{})
-	late := r.available[len(r.available)*2/3:]
-	usual := slices.Sorted(slices.Values(late))[len(late)/2]
-	s.Logf("memory.available is %d to %d MiB in a storm, in the end %d (PSI some %.0f %%, full %.0f %%, hog killed: %t)",
-		slices.Min(r.available)/mi, slices.Max(r.available)/mi, usual/mi, 100*r.some, 100*r.full, r.killed)
-	s.memory = (usual - memoryMargin) / mi * mi
+	lowest := slices.Min(r.available[len(r.available)/2:])
+	s.Logf("memory.available is %d to %d MiB in a storm, in its second half at least %d (PSI some %.0f %%, full %.0f %%, hog killed: %t)",
+		slices.Min(r.available)/mi, slices.Max(r.available)/mi, lowest/mi, 100*r.some, 100*r.full, r.killed)
+	s.memory = (lowest - memoryMargin) / mi * mi
 	s.agent.Stop()
 	must.OK(s, k.Stop())
 }

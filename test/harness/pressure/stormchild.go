@@ -158,18 +158,45 @@ func (h *hog) follow(o order) (c Crossing, err error) {
 	defer h.mu.Unlock()
 	h.below = 0
 	if o.Do == doCross {
-		c, err = Cross(h, o.Limit, hogStep)
-		h.below, h.until = o.Limit, time.Now().Add(o.Lasts)
+		if c, err = h.cross(o.Limit); err == nil {
+			h.below, h.until = o.Limit, time.Now().Add(o.Lasts)
+		}
 		return c, err
 	}
 	h.available, h.storm, h.above, h.ticks = o.Available, o.Lasts > 0, o.Limit, 1
 	if h.end.Stop(); h.storm {
 		if h.level > 0 {
-			h.available = h.level + 8*hogStep
+			h.available = h.level + 4*hogStep
 		}
 		h.end.Reset(o.Lasts)
 	}
 	return c, h.keep(math.MaxInt)
+}
+
+// maxDeeper is how much more than a storm takes it may take to cross a limit in it.
+const maxDeeper = 96 << 20
+
+// cross is Cross with steps so slow that the kernel finds the memory for each.
+func (h *hog) cross(limit int64) (c Crossing, err error) {
+	for range maxDeeper / hogStep {
+		now, err := h.Available()
+		if err != nil {
+			return c, err
+		}
+		if now < limit {
+			return c, ErrForeign
+		}
+		c.Above = time.Now()
+		if err := h.Take(hogStep); err != nil {
+			return c, err
+		}
+		now, err = h.Available()
+		if c.Below = time.Now(); err != nil || now < limit {
+			return c, err
+		}
+		time.Sleep(hogInterval)
+	}
+	return c, fmt.Errorf("memory.available does not fall below %d MiB", limit>>20)
 }
 
 // tick keeps what is held as it is to be, with steps too small to be a storm themselves.
@@ -180,6 +207,9 @@ func (h *hog) tick() error {
 		if err := h.steer(); err != nil {
 			return err
 		}
+	}
+	if h.below > 0 {
+		return h.keep(1)
 	}
 	return h.keep(2)
 }
