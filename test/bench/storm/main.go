@@ -25,9 +25,6 @@ func main() {
 	program.Main("storm", run)
 }
 
-// maxRepeated is how many storms are repeated that did not thrash.
-const maxRepeated = 3
-
 func run(p *program.P) {
 	storms := p.Flags.Int("storms", 10, "how many to make")
 	faults := p.Flags.Bool("faults", false, "one with each fault instead")
@@ -39,17 +36,19 @@ func run(p *program.P) {
 	p.Logf("writing files of 2 GiB, and locking most of the machine's memory")
 	s.weather = pressure.NewStorm(p, s.dir, burstTasks)
 	s.calibrate()
-	s.startKubelet()
 	if *faults {
+		s.memory = 0 // these cross pid.available only
+		s.startKubelet()
 		s.faults(*only)
 		return
 	}
+	s.startKubelet()
 	s.startOurs(s.spec())
 	s.calm(s.ours)
 	p.Sleep(rehearsed)
 	var all []*result
 	rows := []string{head}
-	for n := 1; len(all) < *storms && n <= *storms+maxRepeated; n++ {
+	for n := 1; len(all) < *storms && n <= *storms+max(1, *storms/4); n++ { // some repeat what did not thrash
 		r := s.blow(plan{crossed: conditions})
 		rows = append(rows, r.row(fmt.Sprint(n)))
 		p.Logf("%s", rows[len(rows)-1])

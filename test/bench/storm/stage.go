@@ -173,24 +173,24 @@ func (s *stage) startExporter(file string) *subject {
 }
 
 // conditions are what is made to cross its limit in each storm.
-var conditions = []corev1.NodeConditionType{corev1.NodePIDPressure, corev1.NodeDiskPressure, corev1.NodeMemoryPressure}
+var conditions = []corev1.NodeConditionType{corev1.NodeMemoryPressure, corev1.NodePIDPressure, corev1.NodeDiskPressure}
 
 // calm waits until nothing is under pressure, by both Nodes.
 func (s *stage) calm(subjects ...*subject) {
 	for deadline := time.Now().Add(2 * time.Minute); ; s.Sleep(100 * time.Millisecond) {
-		pressed := ""
+		var pressed []string
 		for _, x := range subjects {
 			for _, c := range conditions {
 				if node := x.history.Last(); node == nil || nodewatch.Condition(node, c).Status != corev1.ConditionFalse {
-					pressed += fmt.Sprintf(" %s of %s", c, x.name)
+					pressed = append(pressed, fmt.Sprintf("%s of %s", c, x.name))
 				}
 			}
 		}
-		if pressed == "" {
+		if len(pressed) == 0 {
 			return
 		}
 		if time.Now().After(deadline) {
-			s.Fatalf("not False between storms:%s", pressed)
+			s.Fatalf("not False between storms: %q", pressed)
 		}
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
@@ -17,16 +18,11 @@ import (
 )
 
 const (
-	// memoryMargin is how far the limit of memory.available lies below what a storm comes to.
-	memoryMargin = 8 * mi
 	// The crossings come one after another once the storm has settled.
-	settling, between = 8 * time.Second, 8 * time.Second
+	settling, between = 6 * time.Second, 6 * time.Second
 	// A storm rages until both nodes have shown everything, within these bounds; the
 	// hog ends it by itself at the limit.
 	least, most, limit = 25 * time.Second, 38 * time.Second, 60 * time.Second
-	// pressed is for how long memory.available is kept below its limit: a kubelet looks
-	// every ten seconds.
-	pressed = 10 * time.Second
 	// thrashing is the share of a storm in which some task has to wait for memory.
 	thrashing = 0.15
 )
@@ -69,15 +65,15 @@ type result struct {
 
 func (s *stage) subjects() []*subject { return []*subject{s.ours, s.kubelet, s.exporter} }
 
-// calibrate finds a limit for memory.available a little below what a storm comes to.
+// calibrate finds a limit for memory.available that is crossed while a storm grows.
 func (s *stage) calibrate() {
 	k := s.startKubelet()
 	s.startOurs(s.spec())
 	r := s.blow(plan{})
-	lowest := slices.Min(r.available[len(r.available)/2:])
-	s.Logf("memory.available is %d to %d MiB in a storm, in its second half at least %d (PSI some %.0f %%, full %.0f %%, hog killed: %t)",
-		slices.Min(r.available)/mi, slices.Max(r.available)/mi, lowest/mi, 100*r.some, 100*r.full, r.killed)
-	s.memory = (lowest - memoryMargin) / mi * mi
+	highest, lowest := slices.Max(r.available), slices.Min(r.available[len(r.available)/2:])
+	s.Logf("memory.available falls from %d to %d MiB in a storm (PSI some %.0f %%, full %.0f %%, hog killed: %t)",
+		highest/mi, lowest/mi, 100*r.some, 100*r.full, r.killed)
+	s.memory = (highest + lowest) / 2 / mi * mi
 	s.agent.Stop()
 	must.OK(s, k.Stop())
 }
@@ -85,11 +81,18 @@ func (s *stage) calibrate() {
 // blow makes a storm.
 func (s *stage) blow(p plan) *result {
 	s.calm(s.ours, s.kubelet)
+	for s.tokens() < 2 {
+		s.sleep(&result{}, 100*time.Millisecond)
+	}
 	r := &result{scrapes: map[string][]scrape{}, gaps: map[string]time.Duration{}, faults: map[string]int64{}}
 	for _, x := range s.subjects() {
 		r.faults[x.name] = -must.Get(majorFaults(x.pid))(s)
 	}
-	must.OK(s, s.weather.Begin(s.memory, limit))
+	above := int64(0)
+	if slices.Contains(p.crossed, corev1.NodeMemoryPressure) {
+		above = s.memory
+	}
+	must.OK(s, s.weather.Begin(above, limit))
 	r.begin = time.Now()
 	some, full, err := stalled()
 	must.OK(s, err)
@@ -108,6 +111,9 @@ func (s *stage) blow(p plan) *result {
 		p.act()
 	}
 	for _, condition := range p.crossed {
+		for begin := time.Now(); s.tokens() < 1 && time.Since(begin) < refill; {
+			s.sleep(r, 100*time.Millisecond)
+		}
 		r.crossings = append(r.crossings, s.cross(condition))
 		s.sleep(r, between)
 	}
@@ -142,6 +148,24 @@ func (s *stage) blow(p plan) *result {
 	return r
 }
 
+// nodeprobe posts so many changes at once, and then one in every refill: what is more waits,
+// in the calm too, and is none of a storm's doing.
+const (
+	burst  = 3
+	refill = 10 * time.Second
+)
+
+// tokens is how many changes nodeprobe may post at once, as its log has it.
+func (s *stage) tokens() float64 {
+	bucket, now := rate.NewLimiter(rate.Every(refill), burst), time.Now()
+	for _, line := range must.Get(s.agent.Log())(s) {
+		if line.Msg == "patched node status" {
+			bucket.AllowN(line.Time, 1)
+		}
+	}
+	return bucket.TokensAt(now)
+}
+
 func (s *stage) cross(condition corev1.NodeConditionType) *crossing {
 	c := &crossing{condition: condition, seen: map[string]time.Time{}}
 	if nodewatch.Has(condition, corev1.ConditionTrue)(s.ours.history.Last()) {
@@ -152,7 +176,7 @@ func (s *stage) cross(condition corev1.NodeConditionType) *crossing {
 	case corev1.NodePIDPressure:
 		c.Crossing, c.err = s.weather.CrossTasks(s.tasks)
 	case corev1.NodeMemoryPressure:
-		c.Crossing, c.err = s.weather.CrossMemory(s.memory, pressed)
+		c.Crossing, c.err = s.weather.CrossMemory(s.memory)
 	default:
 		c.Above = time.Now()
 		c.err = s.fs.Fill(diskLeft)

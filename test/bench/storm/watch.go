@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -59,7 +60,7 @@ func (l *sightings) gap(name string, begin, end time.Time) (longest time.Duratio
 
 func longestGap(renewals []time.Time, begin, end time.Time) (longest time.Duration) {
 	last := begin
-	for _, t := range append(renewals[:len(renewals):len(renewals)], end) {
+	for _, t := range append(slices.Clip(renewals), end) {
 		if t.After(end) {
 			t = end
 		}

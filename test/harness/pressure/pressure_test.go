@@ -140,3 +140,14 @@ func TestCgroupRoot(t *testing.T) {
 		}
 	}
 }
+
+// A storm is refused where it would be no storm, and the end of a machine.
+func TestNoStorm(t *testing.T) {
+	need.Root(t)
+	if why := must.Get(noStorm(Tmpfs(t, 1)))(t); why == "" {
+		t.Error("a storm whose readers read from memory is not refused")
+	}
+	if limit := must.Get(ownMemoryLimit())(t); limit < 64<<20 {
+		t.Errorf("this process may have %d bytes of memory", limit)
+	}
+}

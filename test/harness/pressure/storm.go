@@ -144,8 +144,8 @@ func Lock() error {
 }
 
 // Begin makes the storm: it returns when next to no memory is available. The storm then
-// finds its strength, in which memory.available does not fall below a figure. The hog
-// ends after a time in any case, and the storm with it.
+// finds its strength, but until CrossMemory memory.available does not fall below a
+// figure. The hog ends after a time in any case, and the storm with it.
 func (s *Storm) Begin(above int64, atMost time.Duration) error {
 	_, err := s.hog.ask(order{Do: doHold, Available: firstAvailable, Limit: above, Lasts: atMost})
 	for _, r := range s.readers {
@@ -196,10 +196,10 @@ func (s *Storm) GiveTasks() error {
 	return err
 }
 
-// CrossMemory has the hog lock more, until memory.available is below a limit, and keep
-// it there for a time.
-func (s *Storm) CrossMemory(limit int64, lasts time.Duration) (Crossing, error) {
-	return s.hog.ask(order{Do: doCross, Limit: limit, Lasts: lasts})
+// CrossMemory has the hog lock more, until memory.available is below the limit that
+// Begin was told. From then on the storm is as strong as it likes.
+func (s *Storm) CrossMemory(limit int64) (Crossing, error) {
+	return s.hog.ask(order{Do: doCross, Limit: limit})
 }
 
 func writeFile(name string, size int64) error {

@@ -20,8 +20,8 @@ import (
 // answer what it says when it has done that.
 type order struct {
 	Do string
-	// Available is what MemAvailable is to be, Limit of what is to be crossed; how
-	// long that lasts is Lasts.
+	// Available is what MemAvailable is to be, Limit what is to be crossed, or not yet;
+	// how long it may last is Lasts.
 	Available, Limit int64
 	Lasts            time.Duration
 }
@@ -111,9 +111,6 @@ type hog struct {
 	end       *time.Timer // of the storm at the latest
 	stalled   int64       // us in which a task waited
 	ticks     int
-	// While below is not 0, memory.available is kept below it.
-	below int64
-	until time.Time // that long
 }
 
 const (
@@ -124,7 +121,7 @@ const (
 	// every two seconds.
 	steering = 44 * hogInterval
 	// deepest is how little a storm leaves by itself.
-	deepest = leastAvailable + 16<<20
+	deepest = 245 << 20
 )
 
 func newHog() (*hog, error) {
@@ -156,11 +153,10 @@ func newHog() (*hog, error) {
 func (h *hog) follow(o order) (c Crossing, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.below = 0
 	if o.Do == doCross {
-		if c, err = h.cross(o.Limit); err == nil {
-			h.below, h.until = o.Limit, time.Now().Add(o.Lasts)
-		}
+		h.above = 0
+		c, err = h.cross(o.Limit)
+		_, h.available, _ = systemMemory() // where it now is
 		return c, err
 	}
 	h.available, h.storm, h.above, h.ticks = o.Available, o.Lasts > 0, o.Limit, 1
@@ -173,8 +169,8 @@ func (h *hog) follow(o order) (c Crossing, err error) {
 	return c, h.keep(math.MaxInt)
 }
 
-// maxDeeper is how much more than a storm takes it may take to cross a limit in it.
-const maxDeeper = 96 << 20
+// maxDeeper is how much it may take to cross a limit.
+const maxDeeper = 160 << 20
 
 // cross is Cross with steps so slow that the kernel finds the memory for each.
 func (h *hog) cross(limit int64) (c Crossing, err error) {
@@ -208,9 +204,6 @@ func (h *hog) tick() error {
 			return err
 		}
 	}
-	if h.below > 0 {
-		return h.keep(1)
-	}
 	return h.keep(2)
 }
 
@@ -229,15 +222,14 @@ func (h *hog) steer() error {
 	waited := float64(total-h.stalled) / float64(steering.Microseconds())
 	switch h.stalled = total; {
 	case waited > 0.7: // soon something would be killed
-		h.below = 0
-		h.available += 8 * hogStep
+		h.available += 12 * hogStep
 	case waited > 0.4:
-		h.available += 2 * hogStep
+		h.available += 4 * hogStep
 	case h.available <= deepest || now < h.above+2*hogStep:
 	case waited < 0.05:
-		h.available -= 4 * hogStep
+		h.available -= 3 * hogStep
 	case waited < 0.2:
-		h.available -= 2 * hogStep
+		h.available -= hogStep
 	}
 	h.level = h.available
 	return err
@@ -278,15 +270,6 @@ func (h *hog) keep(steps int) error {
 			return err
 		}
 		surplus := available - h.available
-		if h.below > 0 && time.Now().Before(h.until) {
-			now, err := h.Available()
-			if err != nil {
-				return err
-			}
-			if surplus = now - h.below + hogStep; available < leastAvailable+2*hogStep {
-				surplus = min(0, available-leastAvailable)
-			}
-		}
 		switch {
 		case surplus >= 1<<30:
 			err = h.Take(hogStride)
