@@ -202,6 +202,7 @@ func (d *daemon) routes() web.Routes {
 	errorLog := slog.NewLogLogger(d.log.Handler(), slog.LevelDebug)
 	metrics := promhttp.HandlerFor(d.registry, promhttp.HandlerOpts{
 		EnableOpenMetrics: true, Registry: d.registry, ErrorLog: errorLog,
+		DisableCompression: true, // of 20 KB, by what takes 0.8 MB of heap
 	})
 	routes := d.page.Routes()
 	maps.Copy(routes, d.page.HealthRoutes())

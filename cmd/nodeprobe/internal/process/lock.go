@@ -34,6 +34,7 @@ type Memory struct {
 
 	mu     sync.Mutex
 	locked bool
+	bytes  int64 // that were locked when that was looked at last
 	reason error // why memory is not locked
 }
 
@@ -41,7 +42,7 @@ type Memory struct {
 type MemoryState struct {
 	Limit  int64 // how many bytes may be locked; 0 locks nothing
 	Locked bool
-	Bytes  int64 // that are locked; of pages that processes share, the proportional part
+	Bytes  int64 // that are locked, at most a minute ago; of pages that processes share, the proportional part
 	// Err is why memory is not locked though it should be, with a remedy. It is nil while
 	// the process is starting.
 	Err error
@@ -96,6 +97,7 @@ func (m *Memory) Settle(rehearse func()) error {
 			m.log.Debug(what, "err", err)
 		}
 	}
+	boundHeap()
 	program, err := programMappings()
 	failed("cannot find the program's mappings", err)
 	if m.limit == 0 {
@@ -116,6 +118,8 @@ func (m *Memory) Settle(rehearse func()) error {
 	m.mu.Unlock()
 	if err == nil {
 		rehearse()
+		fillHeap()
+		m.Enforce()
 	}
 	return err
 }
@@ -177,45 +181,43 @@ func memlockUnlimited() bool {
 	return unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit) == nil && limit.Cur == unix.RLIM_INFINITY
 }
 
-// Enforce unlocks all memory, for good, if more than the limit is locked, and logs that.
-// [Memory.State] and each scrape do so as well.
-func (m *Memory) Enforce() { m.State() }
-
-// State returns what is locked now, once the limit is enforced. It reads
-// /proc/self/smaps_rollup.
-func (m *Memory) State() MemoryState {
+// Enforce looks at how much is locked, and unlocks all of it, for good, if that is more
+// than the limit, which it logs. It is to be called about once a minute: reading
+// /proc/self/smaps_rollup takes 60 us, and ten times that before [Memory.Widen].
+func (m *Memory) Enforce() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	s := MemoryState{Limit: m.limit}
-	if m.locked {
-		s.Bytes = m.enforce()
+	if !m.locked {
+		return
 	}
-	s.Locked, s.Err = m.locked, m.reason
+	locked, err := lockedBytes()
+	if err != nil {
+		m.log.Warn("cannot bound locked memory", "err", err)
+		return
+	}
+	m.bytes = locked
+	if locked <= m.limit {
+		return
+	}
+	if err := unix.Munlockall(); err != nil { // no kernel does that
+		m.log.Warn("cannot unlock memory", "err", err)
+		return
+	}
+	m.locked, m.bytes = false, 0
+	m.reason = fmt.Errorf("%d bytes were locked, and lockedMemoryLimit is %d bytes: raise it, and with it"+
+		" the memory limit of the cgroup, and restart nodeprobe", locked, m.limit)
+	m.log.Warn("memory is no longer locked", "err", m.reason)
+}
+
+// State returns what was locked when [Memory.Enforce] was called last. It reads no file.
+func (m *Memory) State() MemoryState {
+	m.mu.Lock()
+	s := MemoryState{Limit: m.limit, Locked: m.locked, Bytes: m.bytes, Err: m.reason}
+	m.mu.Unlock()
 	if before := m.rehearsed.Load(); before >= 0 {
 		s.MajorFaults = majorFaults() - before
 	}
 	return s
-}
-
-// enforce returns how many bytes are locked.
-func (m *Memory) enforce() int64 {
-	locked, err := lockedBytes()
-	if err != nil {
-		m.log.Warn("cannot bound locked memory", "err", err)
-		return 0
-	}
-	if locked <= m.limit {
-		return locked
-	}
-	if err := unix.Munlockall(); err != nil { // no kernel does that
-		m.log.Warn("cannot unlock memory", "err", err)
-		return locked
-	}
-	m.locked = false
-	m.reason = fmt.Errorf("%d bytes were locked, and lockedMemoryLimit is %d bytes: raise it, and with it"+
-		" the memory limit of the cgroup, and restart nodeprobe", locked, m.limit)
-	m.log.Warn("memory is no longer locked", "err", m.reason)
-	return 0
 }
 
 // majorFaults returns how many page faults of this process have waited for I/O.
@@ -224,7 +226,7 @@ func majorFaults() int64 {
 	if unix.Getrusage(unix.RUSAGE_SELF, &usage) != nil {
 		return 0
 	}
-	return int64(usage.Majflt)
+	return int64(usage.Majflt) //nolint:unconvert // an int32 on some machines
 }
 
 // lockedBytes returns how much memory of this process is locked, from
