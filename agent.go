@@ -18,7 +18,9 @@ import (
 	"github.com/nodeprobe/nodeprobe/bpf"
 	"github.com/nodeprobe/nodeprobe/internal/guard"
 	"github.com/nodeprobe/nodeprobe/internal/judge"
+	"github.com/nodeprobe/nodeprobe/internal/mounts"
 	"github.com/nodeprobe/nodeprobe/internal/once"
+	"github.com/nodeprobe/nodeprobe/internal/staged"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/arm"
 	"github.com/nodeprobe/nodeprobe/probe/notify"
@@ -41,7 +43,7 @@ type Agent struct {
 	cfg     Config // as New made it; the parts keep pointers to it
 	log     *slog.Logger
 	started time.Time
-	metrics registrations
+	metrics staged.Registry
 
 	sensor   *bpf.Sensor
 	hooks    []bpf.Hook
@@ -51,7 +53,7 @@ type Agent struct {
 	judge    *judge.Judge
 	mode     mode
 	victims  *usage.Victims
-	mounts   *mountReporter
+	mounts   *mounts.Reporter
 
 	tasks    []task
 	pulses   struct{ events, notifier pulse }
@@ -139,13 +141,13 @@ func (a *Agent) build() (err error) {
 		Sysfs: cfg.Sysfs, Rootfs: cfg.Rootfs, Hooked: attached(a.hooks, bpf.OOM),
 		Record: a.mode.record, Logger: log,
 	})
-	a.mounts = &mountReporter{record: a.mode.record, log: log}
+	a.mounts = &mounts.Reporter{Record: a.mode.record, Log: log}
 	a.tasks = append([]task{
 		{"sampler", func(ctx context.Context) error { return a.sampler.Run(ctx, a.observe) }, a.samplerAlive},
 		a.pulses.events.task("kernel events", a.kernelEvents),
 		a.pulses.notifier.task("notifier", func(ctx context.Context) error { return a.notifier.Run(ctx, a.notified) }),
 	}, a.mode.tasks()...)
-	return a.metrics.commit(cfg.Registerer)
+	return a.metrics.Commit(cfg.Registerer)
 }
 
 // diskPatience is how long a verdict on memory and PIDs waits for a disk. A machine that is
@@ -153,7 +155,7 @@ func (a *Agent) build() (err error) {
 const diskPatience = 50 * time.Millisecond
 
 // samplerConfig is the sampler's part of a configuration.
-func samplerConfig(cfg *Config, sensor *bpf.Sensor, reg *registrations) probe.Config {
+func samplerConfig(cfg *Config, sensor *bpf.Sensor, reg *staged.Registry) probe.Config {
 	return probe.Config{
 		Procfs: cfg.Procfs, Sysfs: cfg.Sysfs, Rootfs: cfg.Rootfs,
 		RootDirectory: cfg.RootDirectory, ImageDirectories: cfg.ImageDirectories,
@@ -205,7 +207,7 @@ func (a *Agent) release() {
 	if a.released.Swap(true) {
 		return
 	}
-	a.metrics.release()
+	a.metrics.Release()
 	if a.mode != nil {
 		a.mode.close()
 	}
@@ -266,7 +268,7 @@ func (a *Agent) observe(s *probe.Snapshot) time.Duration {
 	changed, next := a.judge.Observe(s)
 	a.mode.observe(s, changed)
 	a.victims.Counted(s)
-	a.mounts.observe(s)
+	a.mounts.Observe(s)
 	if s.Time.Sub(a.refreshed) >= refreshInterval {
 		a.refreshed = s.Time
 		a.notifier.Refresh()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/internal/apiclient"
 	"github.com/nodeprobe/nodeprobe/internal/judge"
+	"github.com/nodeprobe/nodeprobe/internal/staged"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 	"github.com/nodeprobe/nodeprobe/status"
@@ -38,7 +39,7 @@ type augmentMode struct {
 	left bool       // the conditions are removed, and stay so
 }
 
-func newAugmentMode(cfg *Config, j *judge.Judge, reg *registrations) (*augmentMode, error) {
+func newAugmentMode(cfg *Config, j *judge.Judge, reg *staged.Registry) (*augmentMode, error) {
 	clients, err := newClients(cfg)
 	if err != nil {
 		return nil, err
@@ -139,7 +140,7 @@ type shadowMode struct {
 	pulse   pulse
 }
 
-func newShadowMode(cfg *Config, j *judge.Judge, reg *registrations) (*shadowMode, error) {
+func newShadowMode(cfg *Config, j *judge.Judge, reg *staged.Registry) (*shadowMode, error) {
 	clients, err := newClients(cfg)
 	if err != nil {
 		return nil, err

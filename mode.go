@@ -6,6 +6,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/nodeprobe/nodeprobe/internal/judge"
+	"github.com/nodeprobe/nodeprobe/internal/staged"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 	"github.com/nodeprobe/nodeprobe/status"
@@ -44,7 +45,7 @@ type mode interface {
 }
 
 // newMode returns the mode of a configuration.
-func newMode(cfg *Config, j *judge.Judge, sampler *probe.Sampler, reg *registrations) (mode, error) {
+func newMode(cfg *Config, j *judge.Judge, sampler *probe.Sampler, reg *staged.Registry) (mode, error) {
 	switch {
 	case cfg.Mode == Own:
 		return newOwnMode(cfg, j, sampler, reg)

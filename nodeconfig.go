@@ -14,6 +14,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/internal/apiclient"
 	"github.com/nodeprobe/nodeprobe/internal/judge"
+	"github.com/nodeprobe/nodeprobe/internal/staged"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/cri"
 	"github.com/nodeprobe/nodeprobe/probe/volume"
@@ -106,7 +107,7 @@ func checkCPUs(reserved cpuset.CPUSet, sysfs string) error {
 
 // newRuntime returns what asks the container runtime, through the node's root; without
 // an endpoint, it reports a node without a runtime.
-func newRuntime(cfg *Config, alive func(time.Duration), reg *registrations) (*cri.Sampler, error) {
+func newRuntime(cfg *Config, alive func(time.Duration), reg *staged.Registry) (*cri.Sampler, error) {
 	onNode := func(endpoint string) string {
 		path, err := cri.SocketPath(endpoint)
 		if err != nil {
@@ -125,7 +126,7 @@ func newRuntime(cfg *Config, alive func(time.Duration), reg *registrations) (*cr
 }
 
 // newVolumes returns what finds the volumes in use.
-func newVolumes(cfg *Config, alive func(time.Duration), reg *registrations) (*volume.Sampler, error) {
+func newVolumes(cfg *Config, alive func(time.Duration), reg *staged.Registry) (*volume.Sampler, error) {
 	sampler, err := volume.New(volume.Config{
 		Procfs: cfg.Procfs, Rootfs: cfg.Rootfs, RootDirectory: cfg.RootDirectory,
 		Timeout: cfg.StatfsTimeout, Alive: alive, Logger: cfg.Logger, Registerer: reg,

@@ -18,6 +18,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/internal/apiclient"
 	"github.com/nodeprobe/nodeprobe/internal/guard"
 	"github.com/nodeprobe/nodeprobe/internal/judge"
+	"github.com/nodeprobe/nodeprobe/internal/staged"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/cri"
 	"github.com/nodeprobe/nodeprobe/probe/logind"
@@ -52,7 +53,7 @@ type ownMode struct {
 
 // newOwnMode makes the parts, from leaf to root. They start no goroutine and send
 // nothing yet.
-func newOwnMode(cfg *Config, j *judge.Judge, sampler *probe.Sampler, reg *registrations) (*ownMode, error) {
+func newOwnMode(cfg *Config, j *judge.Judge, sampler *probe.Sampler, reg *staged.Registry) (*ownMode, error) {
 	clients, err := newClients(cfg)
 	if err != nil {
 		return nil, err
@@ -83,7 +84,7 @@ func newOwnMode(cfg *Config, j *judge.Judge, sampler *probe.Sampler, reg *regist
 }
 
 // newWriters makes what writes to the API server.
-func (m *ownMode) newWriters(clients *apiclient.Clients, reg *registrations) (err error) {
+func (m *ownMode) newWriters(clients *apiclient.Clients, reg *staged.Registry) (err error) {
 	cfg, timeout := m.cfg, callTimeout(m.cfg)
 	owner := func(ctx context.Context) (metav1.OwnerReference, error) { return m.updater.Owner(ctx) }
 	m.recorder, err = event.New(event.Config{

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/bpf"
 	"github.com/nodeprobe/nodeprobe/internal/judge"
+	"github.com/nodeprobe/nodeprobe/internal/staged"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/arm"
 	"github.com/nodeprobe/nodeprobe/probe/cri"
@@ -40,7 +41,7 @@ func NewPreview(ctx context.Context, cfg Config, watch time.Duration) (*Preview,
 	if err := cfg.Validate(); err != nil {
 		return nil, fmt.Errorf("configure preview: %w", err)
 	}
-	reg := new(registrations)
+	reg := new(staged.Registry)
 	sensor := bpf.Open(bpf.Options{Disabled: cfg.DisableBPF})
 	defer sensor.Close()
 	sampler, err := probe.New(samplerConfig(&cfg, sensor, reg))
@@ -92,7 +93,7 @@ func NewPreview(ctx context.Context, cfg Config, watch time.Duration) (*Preview,
 // that failed are in the Snapshot.
 func SampleRuntime(ctx context.Context, cfg Config) (*cri.Snapshot, error) {
 	cfg = cfg.withDefaults()
-	runtime, err := newRuntime(&cfg, nil, new(registrations))
+	runtime, err := newRuntime(&cfg, nil, new(staged.Registry))
 	if err != nil {
 		return nil, err
 	}

@@ -11,7 +11,9 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/bpf"
 	"github.com/nodeprobe/nodeprobe/internal/judge"
+	"github.com/nodeprobe/nodeprobe/internal/mounts"
 	"github.com/nodeprobe/nodeprobe/internal/once"
+	"github.com/nodeprobe/nodeprobe/internal/staged"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/arm"
 	"github.com/nodeprobe/nodeprobe/probe/deadline"
@@ -106,8 +108,8 @@ func (a *Agent) newRehearsal() (*rehearsal, error) {
 
 // makeDouble makes the double's parts, none of which runs.
 func (r *rehearsal) makeDouble() (err error) {
-	cfg, reg, record := &r.cfg, new(registrations), observeMode{}.record
-	d := &Agent{cfg: r.cfg, log: r.log, mode: observeMode{}, mounts: &mountReporter{record: record, log: r.log}}
+	cfg, reg, record := &r.cfg, new(staged.Registry), observeMode{}.record
+	d := &Agent{cfg: r.cfg, log: r.log, mode: observeMode{}, mounts: &mounts.Reporter{Record: record, Log: r.log}}
 	if d.sampler, err = probe.New(samplerConfig(cfg, r.agent.sensor, reg)); err != nil {
 		return fmt.Errorf("set up sampler: %w", err)
 	}

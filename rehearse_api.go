@@ -14,6 +14,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/heartbeat"
 	"github.com/nodeprobe/nodeprobe/internal/apiclient"
 	"github.com/nodeprobe/nodeprobe/internal/judge"
+	"github.com/nodeprobe/nodeprobe/internal/staged"
 	"github.com/nodeprobe/nodeprobe/status"
 	"github.com/nodeprobe/nodeprobe/status/event"
 	"github.com/nodeprobe/nodeprobe/status/node"
@@ -39,7 +40,7 @@ func (r *rehearsal) newWriters(content status.Content, allow func() error, compo
 		return nil, err
 	}
 	w = &writers{rehearsal: r, clients: clients}
-	timeout, reg := callTimeout(&r.cfg), new(registrations)
+	timeout, reg := callTimeout(&r.cfg), new(staged.Registry)
 	w.recorder, err = event.New(event.Config{
 		Node: func(ctx context.Context) (metav1.OwnerReference, error) { return w.updater.Owner(ctx) },
 		API:  countingEvents{clients.Events, &w.posted}, Timeout: timeout, Component: component,

@@ -1,4 +1,4 @@
-package nodeprobe
+package mounts
 
 import (
 	"log/slog"
@@ -22,7 +22,7 @@ func TestMountReporter(t *testing.T) {
 	const broken = "rw,emergency_ro"
 	var logs strings.Builder
 	var events []string
-	r := &mountReporter{log: slog.New(slog.NewTextHandler(&logs, nil)), record: func(_, reason, message string) {
+	r := &Reporter{Log: slog.New(slog.NewTextHandler(&logs, nil)), Record: func(_, reason, message string) {
 		events = append(events, reason+": "+message)
 	}}
 	for _, step := range []struct {
@@ -45,7 +45,7 @@ func TestMountReporter(t *testing.T) {
 	} {
 		logs.Reset()
 		events = nil
-		r.observe(&probe.Snapshot{NodeFs: probe.Filesystem{Mount: step.nodefs}, ImageFs: probe.Filesystem{Mount: step.imagefs}})
+		r.Observe(&probe.Snapshot{NodeFs: probe.Filesystem{Mount: step.nodefs}, ImageFs: probe.Filesystem{Mount: step.imagefs}})
 		if diff := cmp.Diff(step.events, events); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", step.name, diff)
 		}
