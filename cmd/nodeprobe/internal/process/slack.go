@@ -16,7 +16,7 @@ import (
 // another thread may run the goroutines that wait; with a second P, a thread that looks
 // for work sleeps for 3 µs, which becomes the slack. Measured on 2 CPUs, by GOMAXPROCS and
 // slack: how long a goroutine waits while another is in a system call (90 % and most),
-// and wake-ups a second in modes observe and own, scraped, with seven others beside it:
+// and wake-ups a second in modes observe and own, scraped, with eleven others beside it:
 //
 //	1, 4 ms:  3.7, 5.1 ms; 2.4, 4.2    2, 4 ms:  1.9, 3.9 ms; 4.6, 7.4
 //	1, 1 ms:  1.1, 2.1 ms; 2.9, 4.8    2, 1 ms:  1.1, 1.7 ms; 8.2, 11.6
