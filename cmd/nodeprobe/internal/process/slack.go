@@ -18,8 +18,8 @@ import (
 // slack: how long a goroutine waits while another is in a system call (90 % and most),
 // and wake-ups a second in modes observe and own, scraped, with eleven others beside it:
 //
-//	1, 4 ms:  3.7, 5.1 ms; 2.4, 4.2    2, 4 ms:  1.9, 3.9 ms; 4.6, 7.4
-//	1, 1 ms:  1.1, 2.1 ms; 2.9, 4.8    2, 1 ms:  1.1, 1.7 ms; 8.2, 11.6
+//	1, 4 ms:  3.7, 5.1 ms; 2.3, 4.5    2, 4 ms:  1.9, 3.9 ms; 4.6, 7.4
+//	1, 1 ms:  1.1, 2.1 ms; 3.0, 4.9    2, 1 ms:  1.1, 1.7 ms; 8.2, 11.6
 //	1, 50 µs: 0.8, 27 ms;  3.4, 10.0   2, 50 µs: 0.07, 0.1 ms; 12.8, 20.5
 //
 // A second P costs 0.5 to 2 MiB of memory as well. What it would be good for is a page
