@@ -40,7 +40,7 @@ func (r *result) row(name string) string {
 		fmt.Sprintf("%d / %d / %d", r.faults[oursName], r.faults[kubeletName], r.faults[exporterTarget.Name])), "\t")
 }
 
-const head = "storm\tPSI some/full %\tmemory ms\tPID ms\tdisk ms\tscrape p50, max ms\tnode_exporter's\tLease gap s\tmajor faults"
+const head = "storm\tPSI some/full %\tPID ms\tdisk ms\tmemory ms\tscrape p50, max ms\tnode_exporter's\tLease gap s\tmajor faults"
 
 func (r *result) took(c *crossing, name string) string {
 	took, seen := c.after(name, r.end)

@@ -173,7 +173,7 @@ func (s *stage) startExporter(file string) *subject {
 }
 
 // conditions are what is made to cross its limit in each storm.
-var conditions = []corev1.NodeConditionType{corev1.NodeMemoryPressure, corev1.NodePIDPressure, corev1.NodeDiskPressure}
+var conditions = []corev1.NodeConditionType{corev1.NodePIDPressure, corev1.NodeDiskPressure, corev1.NodeMemoryPressure}
 
 // calm waits until nothing is under pressure, by both Nodes.
 func (s *stage) calm(subjects ...*subject) {

@@ -23,6 +23,8 @@ const (
 	// A storm rages until both nodes have shown everything, within these bounds; the
 	// hog ends it by itself at the limit.
 	least, most, limit = 25 * time.Second, 38 * time.Second, 60 * time.Second
+	// memoryMargin is how far that lies below the least.
+	memoryMargin = 32 * mi
 	// thrashing is the share of a storm in which some task has to wait for memory.
 	thrashing = 0.15
 )
@@ -65,15 +67,15 @@ type result struct {
 
 func (s *stage) subjects() []*subject { return []*subject{s.ours, s.kubelet, s.exporter} }
 
-// calibrate finds a limit for memory.available that is crossed while a storm grows.
+// calibrate finds a limit for memory.available that a storm stays above by itself.
 func (s *stage) calibrate() {
 	k := s.startKubelet()
 	s.startOurs(s.spec())
 	r := s.blow(plan{})
-	highest, lowest := slices.Max(r.available), slices.Min(r.available[len(r.available)/2:])
+	highest, lowest := slices.Max(r.available), slices.Min(r.available)
 	s.Logf("memory.available falls from %d to %d MiB in a storm (PSI some %.0f %%, full %.0f %%, hog killed: %t)",
 		highest/mi, lowest/mi, 100*r.some, 100*r.full, r.killed)
-	s.memory = (highest + lowest) / 2 / mi * mi
+	s.memory = (lowest - memoryMargin) / mi * mi
 	s.agent.Stop()
 	must.OK(s, k.Stop())
 }

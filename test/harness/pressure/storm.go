@@ -136,11 +136,16 @@ func ownMemoryLimit() (int64, error) {
 	return limit, nil
 }
 
-// Lock keeps in memory what this process has and will have, text included, until
-// Unlock. It needs root, and is not for a build with the race detector, whose shadow
+// Lock keeps in memory what this process has, text included, and what it touches from
+// then on. It needs root, and is not for a build with the race detector, whose shadow
 // memory has no bounds.
 func Lock() error {
-	return os.NewSyscallError("mlockall", unix.Mlockall(unix.MCL_CURRENT|unix.MCL_FUTURE))
+	err := unix.Mlockall(unix.MCL_CURRENT)
+	if err == nil {
+		// What is new only once it is touched: the stack of a thread may be 8 MiB.
+		err = unix.Mlockall(unix.MCL_CURRENT | unix.MCL_FUTURE | unix.MCL_ONFAULT)
+	}
+	return os.NewSyscallError("mlockall", err)
 }
 
 // Begin makes the storm: it returns when next to no memory is available. The storm then

@@ -363,7 +363,7 @@ func (r *reader) follow(o order) (c Crossing, err error) {
 	return c, nil
 }
 
-// burst starts tasks, which need no memory then that it has not got.
+// burst starts tasks. It is not locked: each would take all of its stack.
 type burst struct {
 	Ramp
 	tasks int64
@@ -376,8 +376,8 @@ func newBurst(tasks int64) (*burst, error) {
 		return nil, err
 	}
 	b := &burst{ramp, tasks}
-	// What it takes is there from then on.
-	return b, errors.Join(Lock(), b.Take(tasks), b.Give(tasks))
+	// What Go's runtime takes for it is there from then on.
+	return b, errors.Join(b.Take(tasks), b.Give(tasks))
 }
 
 func (b *burst) follow(o order) (Crossing, error) {
