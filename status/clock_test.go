@@ -20,7 +20,7 @@ func TestClockSteps(t *testing.T) {
 			p := newPacer()
 			p.post(flip)
 			p.tokens = 0
-			if got := p.wait(apitest.Stepped(t, flip.Add(3*time.Second), step)); got != 7*time.Second {
+			if got := p.wait(apitest.Stepped(t, flip.Add(3*time.Second), step), true); got != 7*time.Second {
 				t.Errorf("a change has to wait %v, want 7s", got)
 			}
 		})

@@ -72,6 +72,10 @@ func (c *Conditions) Draft(_ context.Context, old *v1.Node, now time.Time, due b
 	}
 	return Draft{
 		Changed: diff.changed(), Err: diff.err,
+		Worse: slices.ContainsFunc(diff.updates, func(c setCondition) bool {
+			existing := lastCondition(old, v1.NodeConditionType(c.Type))
+			return c.Status == v1.ConditionTrue && (existing == nil || existing.Status != v1.ConditionTrue)
+		}),
 		Patch:  func() ([]byte, error) { return diff.patch(due) },
 		Events: func() []Event { return diff.events },
 	}

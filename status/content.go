@@ -48,6 +48,9 @@ type Registrar interface {
 type Draft struct {
 	// Changed reports whether there is something that the API server does not have yet.
 	Changed bool
+	// Worse reports whether a condition gets worse by the change, see [Worse]. It may take
+	// the last token of the bucket, which other changes leave alone.
+	Worse bool
 	// Urgent sends a change at once even if the token bucket is empty. It takes a token
 	// all the same.
 	Urgent bool
@@ -61,6 +64,23 @@ type Draft struct {
 	// Err is about the parts that could not be set. It is logged once per change, and
 	// keeps nothing else from being posted.
 	Err error
+}
+
+// Worse reports whether the conditions of a Node are worse in next than in old: it is no
+// longer ready, or has a problem that it did not have. A condition that is not there is
+// neither.
+func Worse(old, next []v1.NodeCondition) bool {
+	was := make(map[v1.NodeConditionType]v1.ConditionStatus, len(old))
+	for i := range old {
+		was[old[i].Type] = old[i].Status
+	}
+	for i := range next {
+		kind, is := next[i].Type, next[i].Status
+		if is != was[kind] && (kind == v1.NodeReady && was[kind] == v1.ConditionTrue || kind != v1.NodeReady && is == v1.ConditionTrue) {
+			return true
+		}
+	}
+	return false
 }
 
 // Event is a Kubernetes Event about the Node that is to be recorded. Type is

@@ -139,3 +139,30 @@ func TestFieldManager(t *testing.T) {
 	apitest.Diff(t, "cleanup", []string{a}, removed)
 	apitest.Diff(t, "error", nil, err)
 }
+
+func TestWorse(t *testing.T) {
+	set := func(kind v1.NodeConditionType, is v1.ConditionStatus) []v1.NodeCondition {
+		return []v1.NodeCondition{{Type: "Other", Status: "True"}, {Type: kind, Status: is}}
+	}
+	for _, test := range []struct {
+		name      string
+		old, next []v1.NodeCondition
+		want      bool
+	}{
+		{"begins", set("DiskPressure", "False"), set("DiskPressure", "True"), true},
+		{"begins, unknown before", set("DiskPressure", "Unknown"), set("DiskPressure", "True"), true},
+		{"is new", nil, set("DiskPressure", "True"), true},
+		{"goes on", set("DiskPressure", "True"), set("DiskPressure", "True"), false},
+		{"ends", set("DiskPressure", "True"), set("DiskPressure", "False"), false},
+		{"is unknown", set("DiskPressure", "False"), set("DiskPressure", "Unknown"), false},
+		{"is gone", set("DiskPressure", "True"), set("DiskPressure", "True")[:1], false},
+		{"not ready", set("Ready", "True"), set("Ready", "False"), true},
+		{"not known to be ready", set("Ready", "True"), set("Ready", "Unknown"), true},
+		{"ready", set("Ready", "False"), set("Ready", "True"), false},
+		{"never was ready", set("Ready", "Unknown"), set("Ready", "False"), false},
+	} {
+		if got := Worse(test.old, test.next); got != test.want {
+			t.Errorf("%s: %v, want %v", test.name, got, test.want)
+		}
+	}
+}

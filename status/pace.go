@@ -63,7 +63,8 @@ func phaseOf(nodeName string, period time.Duration) time.Duration {
 
 // pacer bounds how fast changes are posted, however fast they come: the first
 // goes out at once, what follows within fold of a post waits and goes out as
-// one, and a token bucket bounds the long run.
+// one, and a token bucket bounds the long run. Its last token is for what gets worse:
+// a condition that ends does not hold up another that begins.
 type pacer struct {
 	fold   time.Duration
 	burst  int
@@ -78,15 +79,20 @@ func newPacer() pacer {
 	return pacer{fold: 500 * time.Millisecond, burst: 3, refill: 10 * time.Second}
 }
 
-// wait returns how long a change must still wait at now; 0 means that it may go out.
-func (p *pacer) wait(now time.Time) time.Duration {
+// wait returns how long a change must still wait at now; 0 means that it may go out. One
+// by which nothing gets worse leaves the last token.
+func (p *pacer) wait(now time.Time, worse bool) time.Duration {
 	if p.last.IsZero() {
 		return 0
 	}
 	p.advance(now)
 	wait := p.fold - now.Sub(p.last)
-	if p.tokens == 0 {
-		wait = max(wait, p.refill-now.Sub(p.filled))
+	needed := 2
+	if worse {
+		needed = 1
+	}
+	if missing := needed - p.tokens; missing > 0 {
+		wait = max(wait, time.Duration(missing)*p.refill-now.Sub(p.filled))
 	}
 	return max(0, wait)
 }

@@ -87,7 +87,7 @@ func TestPacer(t *testing.T) {
 		{"no third", fold, refill - 2*fold},
 	} {
 		at := now.Add(step.after)
-		wait := p.wait(at)
+		wait := p.wait(at, true)
 		apitest.Diff(t, step.name, step.want, wait)
 		if wait == 0 {
 			p.post(at)
@@ -96,6 +96,23 @@ func TestPacer(t *testing.T) {
 	}
 	p.post(now.Add(time.Hour))
 	apitest.Diff(t, "no more than the burst is saved up", 2, p.tokens)
+}
+
+// Whatever comes and goes leaves a token for what begins.
+func TestPacerKeepsLastToken(t *testing.T) {
+	p := newPacer()
+	now := apitest.Epoch
+	for range 2 {
+		apitest.Diff(t, "a change that makes nothing worse", time.Duration(0), p.wait(now, false))
+		p.post(now)
+		now = now.Add(time.Second)
+	}
+	apitest.Diff(t, "the third waits for a token", 8*time.Second, p.wait(now, false))
+	apitest.Diff(t, "what gets worse does not", time.Duration(0), p.wait(now, true))
+	p.post(now)
+	now = now.Add(time.Second)
+	apitest.Diff(t, "the bucket is empty", 7*time.Second, p.wait(now, true))
+	apitest.Diff(t, "a token that is left, and one to take", 17*time.Second, p.wait(now, false))
 }
 
 // FuzzPacer checks the promises for changes that come at any times: never more
@@ -112,16 +129,16 @@ func FuzzPacer(f *testing.F) {
 		for _, gap := range gaps {
 			// From 0 to more than a minute, with many short ones.
 			now = now.Add(time.Duration(gap) * time.Duration(gap) * time.Millisecond)
-			wait := p.wait(now)
+			wait := p.wait(now, true)
 			if wait < 0 || wait > p.refill {
 				t.Fatalf("wait of %v", wait)
 			}
 			if gap%3 == 0 {
-				if wait > 0 && p.wait(now.Add(wait-1)) == 0 {
+				if wait > 0 && p.wait(now.Add(wait-1), true) == 0 {
 					t.Fatalf("waiting %v was too long", wait)
 				}
 				now = now.Add(wait)
-				if left := p.wait(now); left != 0 {
+				if left := p.wait(now, true); left != 0 {
 					t.Fatalf("%v left after the wait", left)
 				}
 			} else if wait > 0 {

@@ -88,7 +88,7 @@ func (u *Updater) try(ctx context.Context, paid *bool) (wait time.Duration, err 
 	// A post because the period is over is not paced; if it fails, the next one is:
 	// failures are no lighter for the API server.
 	if !*paid && (draft.Changed || u.failing()) {
-		if wait := u.pace.wait(now); wait > 0 && !draft.Urgent {
+		if wait := u.pace.wait(now, draft.Worse); wait > 0 && !draft.Urgent {
 			u.hold()
 			return wait, nil
 		}

@@ -109,6 +109,7 @@ func (s *scene) Draft(_ context.Context, old *v1.Node, now time.Time, _ bool) Dr
 	s.set(next, now)
 	return Draft{
 		Changed: !apiequality.Semantic.DeepEqual(withoutHeartbeats(old), withoutHeartbeats(next)), Urgent: s.urgent,
+		Worse: Worse(old.Status.Conditions, next.Status.Conditions),
 		Patch: func() ([]byte, error) { return Patch(old, next) },
 	}
 }

@@ -237,7 +237,7 @@ func (u *Updater) step(ctx context.Context) time.Duration {
 	}
 	paid := false
 	if u.Node() == nil {
-		if wait := u.pace.wait(time.Now()); wait > 0 {
+		if wait := u.pace.wait(time.Now(), true); wait > 0 {
 			return wait
 		}
 		if err := u.register(ctx); err != nil {

@@ -311,3 +311,24 @@ func TestFirstPostIsSpread(t *testing.T) {
 		}
 	})
 }
+
+// What gets better waits for a token that what gets worse may need, and goes with it.
+func TestLastTokenIsForWhatGetsWorse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.steady(s.config(), func() {
+			s.sleep(time.Minute)
+			s.judge(v1.NodeMemoryPressure, true)
+			s.sleep(time.Second)
+			s.judge(v1.NodeDiskPressure, true)
+			s.sleep(time.Second)
+			s.judge(v1.NodeMemoryPressure, false)
+			s.sleep(time.Second)
+			s.api.Took(t, "a token is left", "PATCH PATCH")
+			s.judge(v1.NodePIDPressure, true)
+			s.api.Took(t, "for this", "PATCH")
+			apitest.Diff(t, "what has begun", v1.ConditionTrue, s.condition("PIDPressure").Status)
+			apitest.Diff(t, "what has ended", v1.ConditionFalse, s.condition("MemoryPressure").Status)
+		})
+	})
+}

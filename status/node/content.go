@@ -156,6 +156,7 @@ func (c *Content) Draft(ctx context.Context, old *v1.Node, now time.Time, due bo
 	if !draft.Changed && draft.Err == nil { // otherwise it has to be tried again
 		c.idle = idle{from, facts.Conditions, now}
 	}
+	draft.Worse = draft.Changed && status.Worse(old.Status.Conditions, next.Status.Conditions)
 	leaving := aggregate(facts.Leaving)
 	draft.Urgent = leaving != "" && leaving != c.leaving
 	draft.Patch = func() ([]byte, error) { return status.Patch(old, next) }
