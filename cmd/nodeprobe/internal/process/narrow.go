@@ -13,8 +13,17 @@ import (
 //
 // It does not look beyond a mapping. So this cuts the mappings into pages, of which every
 // other one differs from its neighbours in that it would not be in a core dump. They cost
-// memory of the kernel, some 200 bytes each, until [widenFaults] joins them.
+// memory of the kernel, some 200 bytes each, until [widenFaults] joins them. If there may
+// not be so many, they are joined at once: the runtime needs room for its own.
 func narrowFaults(program []mapping) error {
+	err := divide(program)
+	if err != nil {
+		_ = widenFaults(program) // as far as it was divided
+	}
+	return err
+}
+
+func divide(program []mapping) error {
 	page := uintptr(os.Getpagesize())
 	for _, m := range program {
 		for offset := uintptr(0); offset < m.length; offset += 2 * page {

@@ -2,8 +2,10 @@ package process
 
 import (
 	"os"
+	"slices"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -26,6 +28,14 @@ func TestNarrowFaults(t *testing.T) {
 		return strings.Count(string(maps), "\n")
 	}
 	before, pages := count(), 0
+	// The kernel refuses to go on, as it does at vm.max_map_count.
+	gone := mapping{unmapped(t), uintptr(os.Getpagesize())}
+	if err := narrowFaults(append(slices.Clone(program), gone)); err == nil {
+		t.Error("divided what is not there")
+	}
+	if got := count(); got > before+10 {
+		t.Errorf("%d mappings are left, %d before: there is no room for others", got, before)
+	}
 	page := uintptr(os.Getpagesize())
 	for _, m := range program {
 		pages += int(m.length / page)
@@ -51,6 +61,20 @@ func TestNarrowFaults(t *testing.T) {
 	if got := touch(t, program, page); got == 1 {
 		t.Error("a page is still mapped alone")
 	}
+}
+
+// unmapped returns the address of a page that is not mapped.
+func unmapped(t *testing.T) uintptr {
+	t.Helper()
+	page, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := uintptr(unsafe.Pointer(unsafe.SliceData(page)))
+	if err := unix.Munmap(page); err != nil {
+		t.Fatal(err)
+	}
+	return address
 }
 
 // touch reads from 16 pages that nothing else uses, and returns how many were mapped by
