@@ -244,21 +244,30 @@ func lockedBytes() (int64, error) {
 	return parseLocked(rollup)
 }
 
-// parseLocked returns the value of this line, in bytes:
+// parseLocked returns the value of the second of these lines, in bytes, or of the first if
+// that is less:
 //
+//	Rss:               16728 kB
 //	Locked:            14080 kB
+//
+// Before Linux 5.0, what is locked is counted again for each locked mapping that
+// follows, and there may be thousands: see [narrowFaults].
 func parseLocked(rollup []byte) (int64, error) {
+	resident := int64(math.MaxInt64)
 	for line := range bytes.Lines(rollup) {
-		value, ok := bytes.CutPrefix(line, []byte("Locked:"))
-		if !ok {
+		name, value, _ := strings.Cut(string(bytes.TrimSpace(line)), ":")
+		if name != "Rss" && name != "Locked" {
 			continue
 		}
-		kilobytes, unit := bytes.CutSuffix(bytes.TrimSpace(value), []byte(" kB"))
-		n, err := strconv.ParseInt(string(bytes.TrimSpace(kilobytes)), 10, 53)
+		kilobytes, unit := strings.CutSuffix(value, " kB")
+		n, err := strconv.ParseInt(strings.TrimSpace(kilobytes), 10, 53)
 		if err != nil || !unit || n < 0 {
 			return 0, fmt.Errorf("read locked memory: %q in smaps_rollup", bytes.TrimSpace(line))
 		}
-		return n << 10, nil
+		if name == "Locked" {
+			return min(n<<10, resident), nil
+		}
+		resident = n << 10
 	}
 	return 0, errors.New("read locked memory: no line \"Locked:\" in smaps_rollup")
 }

@@ -26,6 +26,7 @@ func TestParseLocked(t *testing.T) {
 		err          string
 	}{
 		{"locked", header + "SwapPss:               0 kB\nLocked:            16560 kB\n", 16560 << 10, ""},
+		{"more than is resident, before Linux 5.0", header + "Locked:         61234567 kB\n", 16728 << 10, ""},
 		{"nothing locked", header + "Locked:                0 kB\n", 0, ""},
 		{"last line without end", "Locked: 4 kB", 4 << 10, ""},
 		{"no line", header, 0, "no line \"Locked:\""},
