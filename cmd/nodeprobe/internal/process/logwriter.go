@@ -3,6 +3,7 @@ package process
 import (
 	"bytes"
 	"io"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -55,7 +56,13 @@ func NewLogWriter(out io.Writer, notice func(out io.Writer, lost uint64)) *LogWr
 func (w *LogWriter) Write(lines []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.lost > 0 || len(w.pending)+len(lines) > cap(w.pending) {
+	if w.writing && w.lost == 0 && !w.fits(lines) {
+		// With one P, the goroutine has perhaps not run yet, and nothing else is slow.
+		w.mu.Unlock()
+		runtime.Gosched()
+		w.mu.Lock()
+	}
+	if w.lost > 0 || !w.fits(lines) {
 		n := countLines(lines)
 		w.lost += n
 		w.dropped.Add(n)
@@ -68,6 +75,8 @@ func (w *LogWriter) Write(lines []byte) (int, error) {
 	}
 	return len(lines), nil
 }
+
+func (w *LogWriter) fits(lines []byte) bool { return len(w.pending)+len(lines) <= cap(w.pending) }
 
 // drain writes until nothing is pending.
 func (w *LogWriter) drain() {

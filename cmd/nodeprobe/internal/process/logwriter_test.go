@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -122,6 +123,17 @@ func TestLogWriterWritesWholeLines(t *testing.T) {
 			t.Error("the lines are others, or in another order")
 		}
 	})
+}
+
+// More lines than fit, of a goroutine that does not let go of the only P, are written all
+// the same.
+func TestLogWriterBurst(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	w := NewLogWriter(io.Discard, noticeLost)
+	writeLines(w, 0, 20*logBuffer/64)
+	if !w.Flush(time.Minute) || w.Dropped() != 0 {
+		t.Errorf("%d lines dropped", w.Dropped())
+	}
 }
 
 // Many write at once, and no line is lost while the other side keeps up.
