@@ -121,7 +121,7 @@ func (n *node) approach(l *load, limit int64) {
 func (n *node) cross(l *load, limit int64) *trace {
 	// nodeprobe must have two changes to post at once: that the limit is crossed,
 	// and that it no longer is.
-	for posts(n.log(), time.Now()) < 2 {
+	for agent.PostsLeft(n.log(), time.Now()) < 2 {
 		n.sleep(200 * time.Millisecond)
 	}
 	begin := time.Now()

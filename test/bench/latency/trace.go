@@ -2,10 +2,7 @@ package main
 
 import (
 	"encoding/json"
-	"strings"
 	"time"
-
-	"golang.org/x/time/rate"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
@@ -92,18 +89,6 @@ func lastStatus(log []agent.Record, condition string) (status string, err error)
 		}
 	}
 	return status, nil
-}
-
-// posts is how many changes nodeprobe may post at once, by those in its log: three,
-// and one more every ten seconds.
-func posts(log []agent.Record, now time.Time) int {
-	budget := rate.NewLimiter(rate.Every(10*time.Second), 3)
-	for _, r := range log {
-		if r.Msg == nodePatched && strings.Contains(r.Line, `"reason":"changed"`) {
-			budget.AllowN(r.Time, 1)
-		}
-	}
-	return int(budget.TokensAt(now))
 }
 
 // notice is by what a crossing was noticed.

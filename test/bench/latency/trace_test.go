@@ -124,7 +124,7 @@ func TestPosts(t *testing.T) {
 		{"0 patched, 60000 patched, 60500 patched", 70001, 2},
 	} {
 		now := crossed.Add(time.Duration(test.at * float64(time.Millisecond)))
-		if got := posts(logOf(t, test.log), now); got != test.want {
+		if got := agent.PostsLeft(logOf(t, test.log), now); got != test.want {
 			t.Errorf("%s, at %g: %d, want %d", test.log, test.at, got, test.want)
 		}
 	}

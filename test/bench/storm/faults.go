@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -116,10 +117,10 @@ func timeout(d time.Duration) <-chan struct{} {
 }
 
 // faults plays each scene in a storm of its own.
-func (s *stage) faults(only string) {
+func (s *stage) faults(only *regexp.Regexp) {
 	rows := []string{strings.Replace(head, "storm", "fault", 1) + "\tbesides"}
 	for _, scene := range s.scenes() {
-		if !strings.Contains(scene.name, only) {
+		if !only.MatchString(scene.name) {
 			continue
 		}
 		spec := s.spec()

@@ -13,6 +13,7 @@ package main
 
 import (
 	"fmt"
+	"regexp"
 
 	"github.com/nodeprobe/nodeprobe/test/bench/program"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
@@ -28,7 +29,7 @@ func main() {
 func run(p *program.P) {
 	storms := p.Flags.Int("storms", 10, "how many to make")
 	faults := p.Flags.Bool("faults", false, "one with each fault instead")
-	only := p.Flags.String("only", "", "of the faults, those with this `text` in their names")
+	only := p.Flags.String("only", "", "of the faults, those whose names this `expression` matches")
 	binary := p.ParseNodeprobe()
 	need.Root(p)
 	s := newStage(p, binary)
@@ -39,7 +40,7 @@ func run(p *program.P) {
 	if *faults {
 		s.memory = 0 // these cross pid.available only
 		s.startKubelet()
-		s.faults(*only)
+		s.faults(must.Get(regexp.Compile(*only))(p))
 		return
 	}
 	s.startKubelet()

@@ -112,8 +112,12 @@ func figures(storms []*result) (all []program.Figure) {
 func (s *stage) explain(r *result) {
 	for _, c := range r.crossings {
 		took, _ := c.after(oursName, r.end)
+		if c.err != nil {
+			s.Logf("%s: not crossed: %v (hog killed: %t)", c.condition, c.err, r.killed)
+			continue
+		}
 		s.Logf("%s: crossed within %s, noticed after %s, at the API after %s (hog killed: %t)", c.condition, c.Below.Sub(c.Above), c.noticed.Sub(c.Above), took, r.killed)
-		if c.err != nil || took < slow {
+		if took < slow {
 			continue
 		}
 		for _, line := range must.Get(s.agent.Log())(s) {

@@ -9,9 +9,9 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/nodewatch"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
@@ -23,7 +23,7 @@ const (
 	// A storm rages until both nodes have shown everything, within these bounds; the
 	// hog ends it by itself at the limit.
 	least, most, limit = 25 * time.Second, 38 * time.Second, 60 * time.Second
-	// memoryMargin is how far that lies below the least.
+	// memoryMargin is how far the limit of memory.available lies below the least of a storm.
 	memoryMargin = 32 * mi
 	// thrashing is the share of a storm in which some task has to wait for memory.
 	thrashing = 0.15
@@ -83,9 +83,7 @@ func (s *stage) calibrate() {
 // blow makes a storm.
 func (s *stage) blow(p plan) *result {
 	s.calm(s.ours, s.kubelet)
-	for s.tokens() < 2 {
-		s.sleep(&result{}, 100*time.Millisecond)
-	}
+	s.afford(&result{}, 2)
 	r := &result{scrapes: map[string][]scrape{}, gaps: map[string]time.Duration{}, faults: map[string]int64{}}
 	for _, x := range s.subjects() {
 		r.faults[x.name] = -must.Get(majorFaults(x.pid))(s)
@@ -113,9 +111,7 @@ func (s *stage) blow(p plan) *result {
 		p.act()
 	}
 	for _, condition := range p.crossed {
-		for begin := time.Now(); s.tokens() < 1 && time.Since(begin) < refill; {
-			s.sleep(r, 100*time.Millisecond)
-		}
+		s.afford(r, 1)
 		r.crossings = append(r.crossings, s.cross(condition))
 		s.sleep(r, between)
 	}
@@ -150,22 +146,12 @@ func (s *stage) blow(p plan) *result {
 	return r
 }
 
-// nodeprobe posts so many changes at once, and then one in every refill: what is more waits,
-// in the calm too, and is none of a storm's doing.
-const (
-	burst  = 3
-	refill = 10 * time.Second
-)
-
-// tokens is how many changes nodeprobe may post at once, as its log has it.
-func (s *stage) tokens() float64 {
-	bucket, now := rate.NewLimiter(rate.Every(refill), burst), time.Now()
-	for _, line := range must.Get(s.agent.Log())(s) {
-		if line.Msg == "patched node status" {
-			bucket.AllowN(line.Time, 1)
-		}
+// afford waits until nodeprobe may post so many changes at once, for a time: what is more
+// waits in the calm too, and is none of a storm's doing.
+func (s *stage) afford(r *result, posts int) {
+	for begin := time.Now(); agent.PostsLeft(must.Get(s.agent.Log())(s), time.Now()) < posts && time.Since(begin) < 10*time.Second; {
+		s.sleep(r, 100*time.Millisecond)
 	}
-	return bucket.TokensAt(now)
 }
 
 func (s *stage) cross(condition corev1.NodeConditionType) *crossing {

@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/process"
 )
@@ -268,6 +270,18 @@ func (a *Agent) Log() ([]Record, error) {
 		records = append(records, r)
 	}
 	return records, nil
+}
+
+// PostsLeft is how many changes nodeprobe may post at once, by those in its log, which
+// must be at level debug: three, and one more every ten seconds.
+func PostsLeft(log []Record, now time.Time) int {
+	budget := rate.NewLimiter(rate.Every(10*time.Second), 3)
+	for _, r := range log {
+		if r.Msg == "patched node status" && strings.Contains(r.Line, `"reason":"changed"`) {
+			budget.AllowN(r.Time, 1)
+		}
+	}
+	return int(budget.TokensAt(now))
 }
 
 // StartForTest is Start, and stops the agent when the test ends. If the test
