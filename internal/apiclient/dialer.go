@@ -18,8 +18,16 @@ type dialer struct {
 	dial   func(ctx context.Context, network, address string) (net.Conn, error) // to an address
 	lookup func(ctx context.Context, host string) ([]netip.Addr, error)
 
-	mu    sync.Mutex // guards hosts
-	hosts map[string]*deadline.Latest[[]netip.Addr]
+	mu    sync.Mutex // guards hosts, and when each was denied
+	hosts map[string]*host
+}
+
+// host is what the resolver has said of a name.
+type host struct {
+	addrs *deadline.Latest[[]netip.Addr]
+	// first and last are when it began to say that there is no such host, and when it said
+	// so last; zero when it says otherwise.
+	first, last time.Time
 }
 
 const (
@@ -28,8 +36,9 @@ const (
 	// addressesServe is how long addresses are used without asking for newer ones.
 	addressesServe = time.Second
 	// deniedServe is how long the last good addresses serve where the resolver works and
-	// says that there is no such host. It says so as well if the name is in /etc/hosts,
-	// and that cannot be read.
+	// says that there is no such host, from when it begins to say so: it is not asked while
+	// a connection lasts. It says so as well if the name is in /etc/hosts, and that cannot
+	// be read.
 	deniedServe = 10 * time.Minute
 	// nextAddress is how long one address is tried before the next is tried as well, as by
 	// package net.
@@ -45,22 +54,22 @@ func newDialer() *dialer {
 		lookup: func(ctx context.Context, host string) ([]netip.Addr, error) {
 			return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
 		},
-		hosts: map[string]*deadline.Latest[[]netip.Addr]{},
+		hosts: map[string]*host{},
 	}
 }
 
 // DialContext connects to an address whose host is a name or an address.
 func (d *dialer) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
-	host, port, err := net.SplitHostPort(address)
+	name, port, err := net.SplitHostPort(address)
 	if err != nil {
 		return nil, &net.OpError{Op: "dial", Net: network, Err: err}
 	}
-	if _, err := netip.ParseAddr(host); err == nil {
+	if _, err := netip.ParseAddr(name); err == nil {
 		return d.dial(ctx, network, address)
 	}
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
-	addrs, err := d.resolve(host)
+	addrs, err := d.resolve(name)
 	if err != nil {
 		return nil, &net.OpError{Op: "dial", Net: network, Err: err}
 	}
@@ -68,27 +77,45 @@ func (d *dialer) DialContext(ctx context.Context, network, address string) (net.
 }
 
 // resolve returns the addresses of a host, or the last good ones.
-func (d *dialer) resolve(host string) ([]netip.Addr, error) {
+func (d *dialer) resolve(name string) ([]netip.Addr, error) {
 	d.mu.Lock()
-	latest := d.hosts[host]
-	if latest == nil {
-		latest = deadline.NewLatest("resolve "+host, addressesServe, resolveWait, func() ([]netip.Addr, error) {
+	h := d.hosts[name]
+	if h == nil {
+		h = &host{addrs: deadline.NewLatest("resolve "+name, addressesServe, resolveWait, func() ([]netip.Addr, error) {
 			// Not with the caller's context: what that had ended would hang in the
 			// background, once for each try.
-			addrs, err := d.lookup(context.Background(), host)
+			addrs, err := d.lookup(context.Background(), name)
 			for i, a := range addrs {
 				addrs[i] = a.Unmap()
 			}
 			return addrs, err
-		})
-		d.hosts[host] = latest // few: the API server, a proxy
+		})}
+		d.hosts[name] = h // few: the API server, a proxy
 	}
 	d.mu.Unlock()
-	addrs, at, err := latest.Get()
-	if at.IsZero() || denied(err) && time.Since(at) > deniedServe {
+	addrs, at, err := h.addrs.Get()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if at.IsZero() || h.deniedFor(time.Now(), err) > deniedServe {
 		return nil, err
 	}
 	return addrs, nil
+}
+
+// deniedFor returns for how long the resolver has said at each try that there is no such
+// host. What it said long before the try before this one is another matter.
+func (h *host) deniedFor(now time.Time, err error) time.Duration {
+	switch {
+	case err == nil:
+		h.last = time.Time{}
+		return 0
+	case !denied(err):
+		return 0 // it does not say
+	case h.last.IsZero(), now.Sub(h.last) > deniedServe:
+		h.first = now
+	}
+	h.last = now
+	return now.Sub(h.first)
 }
 
 // denied reports whether a resolver that works has said that there is no such host.

@@ -106,9 +106,19 @@ func TestDialerResolves(t *testing.T) {
 		},
 		"no such host any more": {
 			{addrs: old, want: "192.0.2.1:6443"},
+			{after: 100 * hour, err: errNoSuchHost, want: "192.0.2.1:6443"}, // while a connection lasts, nobody asks
 			{after: deniedServe, err: errNoSuchHost, want: "192.0.2.1:6443"},
 			{after: 1, err: errNoSuchHost, want: "dial tcp: lookup api.example: no such host"},
+			{after: deniedServe, err: errNoSuchHost, want: "dial tcp: lookup api.example: no such host"},
 			{after: hour, addrs: fresh, want: "192.0.2.2:6443"},
+			{after: hour, err: errNoSuchHost, want: "192.0.2.2:6443"},
+		},
+		"no such host for a while, now and then": {
+			{addrs: old, want: "192.0.2.1:6443"},
+			{after: hour, err: errNoSuchHost, want: "192.0.2.1:6443"}, // by which a connection is made
+			{after: hour, err: errNoSuchHost, want: "192.0.2.1:6443"},
+			{after: deniedServe, err: errRefused, want: "192.0.2.1:6443"},
+			{after: 1, err: errNoSuchHost, want: "192.0.2.1:6443"},
 		},
 		"no answer from the start": {
 			{addrs: old, resolving: hour, want: "dial tcp: resolve api.example: no answer within 30s, asked at", waits: 30 * time.Second},
