@@ -140,6 +140,7 @@ func isEmpty(dir string) bool {
 
 // finish waits for the answer.
 func (f *filesystem) finish(now time.Time, wait waits) {
+	f.worker.Within(wait.timeout)
 	a, err := f.worker.Await(now, now.Add(wait.most(f.known)))
 	switch {
 	case err == nil:
@@ -303,7 +304,7 @@ func (r *diskReader) findMounts(now time.Time, changed bool) error {
 			return r.mountsErr
 		}
 	}
-	r.mountsOld = changed && !r.mounts.Asked().IsZero()
+	r.mountsOld = (changed || r.mountsOld) && !r.mounts.Asked().IsZero()
 	all := [2]*filesystem{r.nodefs, r.imagefs}
 	var paths [2]string
 	for i, f := range all {
@@ -326,6 +327,7 @@ func (r *diskReader) findMounts(now time.Time, changed bool) error {
 		}
 		return a
 	})
+	r.mounts.Within(r.wait.timeout)
 	a, err := r.mounts.Await(now, now.Add(r.wait.most(r.mountsKnown)))
 	switch {
 	case err == nil:

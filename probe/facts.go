@@ -129,6 +129,7 @@ func (r *factReader) finish(s *Snapshot) {
 			continue
 		}
 		any = true
+		f.worker.Within(r.wait.timeout)
 		found, err := f.worker.Await(s.Time, s.Time.Add(r.wait.most(f.known)))
 		switch {
 		case err == nil:

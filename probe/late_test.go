@@ -1,9 +1,14 @@
 package probe
 
 import (
+	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
 )
@@ -74,7 +79,11 @@ func TestHungDiskIsReportedInTime(t *testing.T) {
 			time.Sleep(time.Second)
 			checkHung(t, "not yet", sampleFor(t, s, 0))
 			time.Sleep(time.Second)
-			checkHung(t, "hung", sampleFor(t, s, 0), SourceNodeFs)
+			hung := sampleFor(t, s, 0)
+			checkHung(t, "hung", hung, SourceNodeFs)
+			if text := fmt.Sprint(hung.Errors[SourceNodeFs]); !strings.Contains(text, "no answer within 2s") {
+				t.Errorf("the error does not have the timeout: %s", text)
+			}
 			nodefs.release()
 			synctest.Wait()
 			checkHung(t, "back", sampleFor(t, s, 0))
@@ -111,4 +120,38 @@ func TestSlowFactsAreNotWaitedFor(t *testing.T) {
 		}
 	}
 	probetest.CheckError(t, s.current.Errors[SourceMounts], nil)
+}
+
+// A mount that changes while the table is still being read is not missed, whatever samples
+// come before the answer.
+func TestMountChangesWhileTableIsRead(t *testing.T) {
+	const file = "proc/1/mountinfo"
+	n := fullMachine.boot(t)
+	s := n.sampler(t, func(c *Config) { c.DiskPatience, c.StatfsTimeout = time.Millisecond, time.Hour })
+	defer s.Close()
+	sampleOrHang(t, s)
+	n.fifo(t, file)
+	for range 2 {
+		s.Wake(CauseMounts)
+		sampleOrHang(t, s)
+	}
+	sampleOrHang(t, s)
+	fd, err := -1, error(unix.ENXIO)
+	for end := time.Now().Add(30 * time.Second); errors.Is(err, unix.ENXIO) && time.Now().Before(end); { // nobody reads yet
+		fd, err = unix.Open(n.Path(file), unix.O_WRONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	}
+	probetest.Must(t, err)
+	n.Remove(t, file)
+	n.Write(t, file, strings.ReplaceAll(fullMachine[file], "rw", "ro"))
+	_, err = unix.Write(fd, []byte(fullMachine[file]))
+	probetest.Must(t, err)
+	unix.Close(fd)
+	for end := time.Now().Add(10 * time.Second); ; {
+		if _, ro := sampleOrHang(t, s).NodeFs.Mount.ReadOnly(); ro {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("the later change is not seen: %+v", s.current.NodeFs.Mount)
+		}
+	}
 }

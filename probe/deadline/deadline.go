@@ -22,7 +22,7 @@ type Worker[T any] struct {
 	what   string
 	call   func() T
 	asked  time.Time     // when the call began; zero while none is under way
-	within time.Duration // how long Await waited for it; 0 until it gave up
+	within time.Duration // how long it may take; 0 until Await gives up, or Within
 	answer chan T
 	run    func() // made once: a go statement that calls it allocates nothing
 	// answered is called after each answer; nil for nobody.
@@ -79,6 +79,10 @@ func (w *Worker[T]) Late() (answer T, ok bool) {
 // At replaces the description of the call in errors. The call may use it to name the
 // step that it has reached.
 func (w *Worker[T]) At(what string) { w.at.Store(&what) }
+
+// Within sets how long the call under way may take, which errors name. Without it, that is
+// how long the first Await waits.
+func (w *Worker[T]) Within(d time.Duration) { w.within = d }
 
 // Await returns the answer of the call that Start began at now, and waits for it until
 // the deadline. It does not wait for a call that began earlier. The error wraps
