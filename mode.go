@@ -37,7 +37,7 @@ type mode interface {
 	// block.
 	mountsChanged()
 	// rehearse writes, reads and reconnects as dry runs.
-	rehearse(ctx context.Context, r *rehearsal) error
+	rehearse(ctx context.Context, r *rehearser) error
 	// exit posts what remains to be posted after the tasks have ended.
 	exit()
 	// close closes the connections to the API server. Nothing is called after it.

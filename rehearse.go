@@ -13,17 +13,13 @@ import (
 	"github.com/nodeprobe/nodeprobe/internal/judge"
 	"github.com/nodeprobe/nodeprobe/internal/mounts"
 	"github.com/nodeprobe/nodeprobe/internal/once"
+	"github.com/nodeprobe/nodeprobe/internal/rehearsal"
 	"github.com/nodeprobe/nodeprobe/internal/staged"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/arm"
-	"github.com/nodeprobe/nodeprobe/probe/deadline"
 	"github.com/nodeprobe/nodeprobe/probe/notify"
 	"github.com/nodeprobe/nodeprobe/probe/usage"
 )
-
-// rehearsalStep bounds each step of a rehearsal. The longest, of the API server, takes some
-// four seconds, in which it mostly waits.
-const rehearsalStep = 10 * time.Second
 
 // Rehearse does once everything that an Agent has to do in a hurry: it samples and
 // judges, posts a changed status, an Event and a Lease, reports a process that was killed,
@@ -38,50 +34,22 @@ const rehearsalStep = 10 * time.Second
 // It is called while Run runs, and takes a few seconds. The error names the steps that
 // failed; the rest is rehearsed all the same.
 func (a *Agent) Rehearse(ctx context.Context) error {
-	r, err := a.newRehearsal()
+	r, err := a.newRehearser()
 	if err != nil {
 		return fmt.Errorf("rehearse: %w", err)
 	}
-	var errs []error
-	for _, s := range []step{
-		{"sampling", r.sample},
-		{"judging", r.judge},
-		{"kernel programs", r.kernel},
-		{"API server", func(ctx context.Context) error { return a.mode.rehearse(ctx, r) }},
+	return rehearsal.Run(ctx, a.log, []rehearsal.Step{
+		{Name: "sampling", Do: r.sample},
+		{Name: "judging", Do: r.judge},
+		{Name: "kernel programs", Do: r.kernel},
+		{Name: "API server", Do: func(ctx context.Context) error { return a.mode.rehearse(ctx, r) }},
 		// The garbage of the others should not stay in locked memory.
-		{"garbage collection", func(context.Context) error { runtime.GC(); return nil }},
-	} {
-		start := time.Now()
-		err := s.bounded(ctx)
-		a.log.Debug("rehearsed", "step", s.name, "took", time.Since(start), "err", err)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("rehearse %s: %w", s.name, err))
-		}
-	}
-	return errors.Join(errs...)
+		{Name: "garbage collection", Do: func(context.Context) error { runtime.GC(); return nil }},
+	})
 }
 
-// step is a part of a rehearsal.
-type step struct {
-	name string
-	do   func(context.Context) error
-}
-
-// bounded runs a step, and leaves it alone if it does not end in time: it may wait for a
-// disk.
-func (s step) bounded(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, rehearsalStep)
-	defer cancel()
-	if ctx.Err() != nil {
-		return context.Cause(ctx)
-	}
-	var worker deadline.Worker[error]
-	err, late := worker.Do(rehearsalStep+time.Second, s.name, func() error { return s.do(ctx) })
-	return errors.Join(late, err)
-}
-
-// rehearsal is what its steps share.
-type rehearsal struct {
+// rehearser is what the steps of a rehearsal share.
+type rehearser struct {
 	agent  *Agent
 	double *Agent // does what the agent does, in mode Observe
 	cfg    Config // in force, and heard by nobody
@@ -91,7 +59,7 @@ type rehearsal struct {
 	pressed, released judge.Assessment // of snapshots under every pressure, and of this one
 }
 
-func (a *Agent) newRehearsal() (*rehearsal, error) {
+func (a *Agent) newRehearser() (*rehearser, error) {
 	snapshot, ok := a.sampler.Last()
 	if !ok {
 		return nil, errNothingSampled
@@ -102,12 +70,12 @@ func (a *Agent) newRehearsal() (*rehearsal, error) {
 	// Lines are put together, and go nowhere.
 	cfg.Logger = once.Logger(slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelDebug})))
 	cfg.Registerer, cfg.OnSample, cfg.OnReconnect = nil, func(*probe.Snapshot) {}, func() {}
-	r := &rehearsal{agent: a, cfg: cfg, log: cfg.Logger, snapshot: snapshot}
+	r := &rehearser{agent: a, cfg: cfg, log: cfg.Logger, snapshot: snapshot}
 	return r, r.makeDouble()
 }
 
 // makeDouble makes the double's parts, none of which runs.
-func (r *rehearsal) makeDouble() (err error) {
+func (r *rehearser) makeDouble() (err error) {
 	cfg, reg, record := &r.cfg, new(staged.Registry), observeMode{}.record
 	d := &Agent{cfg: r.cfg, log: r.log, mode: observeMode{}, mounts: &mounts.Reporter{Record: record, Log: r.log}}
 	if d.sampler, err = probe.New(samplerConfig(cfg, r.agent.sensor, reg)); err != nil {
@@ -126,7 +94,7 @@ func (r *rehearsal) makeDouble() (err error) {
 }
 
 // sample takes samples for every reason there is.
-func (r *rehearsal) sample(ctx context.Context) error {
+func (r *rehearser) sample(ctx context.Context) error {
 	d := r.double
 	ctx, stop := context.WithCancel(ctx)
 	done := make(chan error, 1)
@@ -145,7 +113,7 @@ func (r *rehearsal) sample(ctx context.Context) error {
 		copy(e.Comm[:], "rehearsal")
 		d.heard(&e)
 	}
-	return until(ctx, func() bool {
+	return rehearsal.Until(ctx, func() bool {
 		var taken uint64
 		for _, n := range d.sampler.Causes() {
 			taken += n
@@ -155,7 +123,7 @@ func (r *rehearsal) sample(ctx context.Context) error {
 }
 
 // judge brings every condition about and ends it again, on paper.
-func (r *rehearsal) judge(context.Context) error {
+func (r *rehearser) judge(context.Context) error {
 	s, pressed := r.snapshot, underPressure(r.snapshot)
 	for range 2 { // however long a condition takes to begin
 		pressed.Time = pressed.Time.Add(24 * time.Hour)
@@ -191,7 +159,7 @@ func underPressure(s probe.Snapshot) probe.Snapshot {
 
 // kernel has the kernel measure, and the agent look again at what wakes it, as both do
 // from time to time.
-func (r *rehearsal) kernel(context.Context) error {
+func (r *rehearser) kernel(context.Context) error {
 	a := r.agent
 	a.notifier.Refresh()
 	a.limits.Invalidate()

@@ -1,0 +1,85 @@
+package rehearsal
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/nodeprobe/nodeprobe/internal/testtree"
+	"github.com/nodeprobe/nodeprobe/probe/deadline"
+)
+
+// A step that fails, or waits for longer than it may, is named in the error and left
+// alone; the next are taken all the same, until ctx ends.
+func TestRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		log, disk, errNo, errEnd := &testtree.Log{}, make(chan struct{}), errors.New("no"), errors.New("the end")
+		defer close(disk)
+		taken := make(chan string, 10)
+		step := func(name string, do func(context.Context) error) Step {
+			return Step{name, func(ctx context.Context) error { taken <- name; return do(ctx) }}
+		}
+		begin := time.Now()
+		err := Run(ctx, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), []Step{
+			step("failing", func(context.Context) error { return errNo }),
+			step("waiting", func(ctx context.Context) error { return Until(ctx, func() bool { return false }) }),
+			step("hanging", func(context.Context) error { <-disk; return nil }),
+			step("good", func(context.Context) error { return nil }),
+			step("last", func(context.Context) error { cancel(errEnd); return nil }),
+			step("late", func(context.Context) error { return nil }),
+		})
+		for _, want := range []error{errNo, context.DeadlineExceeded, deadline.ErrNoAnswer, errEnd} {
+			if !errors.Is(err, want) {
+				t.Errorf("Run returns %v, without %v", err, want)
+			}
+		}
+		text := err.Error()
+		for name, failed := range map[string]bool{"failing": true, "waiting": true, "hanging": true, "good": false, "last": false, "late": true} {
+			if strings.Contains(text, "rehearse "+name+": ") != failed {
+				t.Errorf("%s in %q is not %t", name, text, failed)
+			}
+			if !strings.Contains(log.String(), "msg=rehearsed step="+name) {
+				t.Errorf("%s is not logged", name)
+			}
+		}
+		close(taken)
+		var got []string
+		for name := range taken {
+			got = append(got, name)
+		}
+		if want := []string{"failing", "waiting", "hanging", "good", "last"}; !slices.Equal(got, want) {
+			t.Errorf("steps taken are %q, want %q", got, want)
+		}
+		if took := time.Since(begin); took > 2*stepTimeout+time.Second {
+			t.Errorf("it took %s", took)
+		}
+	})
+}
+
+// Ready returns as soon as the status is posted, and gives up with why it is not.
+func TestReady(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begin, errForbidden := time.Now(), errors.New("forbidden")
+		after := func(d time.Duration) func() error {
+			return func() error {
+				if time.Since(begin) < d {
+					return errForbidden
+				}
+				return nil
+			}
+		}
+		if err := Ready(t.Context(), after(readyTimeout/2)); err != nil || time.Since(begin) > readyTimeout/2+time.Second {
+			t.Errorf("Ready returns %v after %s", err, time.Since(begin))
+		}
+		begin = time.Now()
+		if err := Ready(t.Context(), after(time.Hour)); !errors.Is(err, errForbidden) || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("Ready returns %v", err)
+		}
+	})
+}
