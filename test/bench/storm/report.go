@@ -59,7 +59,7 @@ func millis(scrapes []scrape) (all []float64) {
 
 func median(values []float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
-	return sorted[(len(sorted)-1)/2]
+	return (sorted[(len(sorted)-1)/2] + sorted[len(sorted)/2]) / 2
 }
 
 // figures are those of all storms together. What a Node did not show in its storm counts
