@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"runtime"
+	"sync"
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/bpf"
@@ -67,8 +68,8 @@ func (a *Agent) newRehearser() (*rehearser, error) {
 	a.mu.Lock()
 	cfg := a.inForce
 	a.mu.Unlock()
-	// Lines are put together, and go nowhere.
-	cfg.Logger = once.Logger(slog.New(slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelDebug})))
+	lines := slog.NewTextHandler(io.Discard, &slog.HandlerOptions{Level: slog.LevelDebug}) //nolint:sloglint // Lines are put together, and go nowhere.
+	cfg.Logger = once.Logger(slog.New(lines))
 	cfg.Registerer, cfg.OnSample, cfg.OnReconnect = nil, func(*probe.Snapshot) {}, func() {}
 	r := &rehearser{agent: a, cfg: cfg, log: cfg.Logger, snapshot: snapshot}
 	return r, r.makeDouble()
@@ -97,11 +98,11 @@ func (r *rehearser) makeDouble() (err error) {
 func (r *rehearser) sample(ctx context.Context) error {
 	d := r.double
 	ctx, stop := context.WithCancel(ctx)
-	done := make(chan error, 1)
-	go func() { done <- d.sampler.Run(ctx, d.observe) }()
+	var sampling sync.WaitGroup
+	sampling.Go(func() { _ = d.sampler.Run(ctx, d.observe) }) // the cause of ctx
 	defer func() {
 		stop()
-		<-done
+		sampling.Wait()
 		d.sampler.Close()
 	}()
 	for cause := range notify.NumCauses {

@@ -27,13 +27,13 @@ func (m *augmentMode) rehearse(ctx context.Context, r *rehearser) error {
 		return err
 	}
 	content := status.NewConditions(m.cfg.FieldManager)
-	content.Set(nodeConditions(r.pressed.Findings))
+	content.Set(nodeConditions(r.released.Findings))
 	w, err := r.newWriters(content, m.updater.Gone, m.cfg.FieldManager)
 	if err != nil {
 		return err
 	}
 	defer w.Close()
-	return w.Post(ctx, func() { content.Set(nodeConditions(r.released.Findings)) })
+	return w.Post(ctx, func() { content.Set(nodeConditions(r.pressed.Findings)) })
 }
 
 // rehearse reads the Node through errors.
@@ -66,14 +66,14 @@ func (m *ownMode) rehearse(ctx context.Context, r *rehearser) error {
 		facts.Conditions = nodeConditions(withoutRepeated(a.Findings, a.Rules))
 		content.Observe(facts)
 	}
-	observe(&r.pressed)
+	observe(&r.released)
 	w, err := r.newWriters(content, m.vouch, "kubelet")
 	if err != nil {
 		return err
 	}
 	defer w.Close()
 	return errors.Join(
-		w.Post(ctx, func() { observe(&r.released) }),
+		w.Post(ctx, func() { observe(&r.pressed) }),
 		w.Heartbeat(ctx, m.vouch),
 	)
 }

@@ -68,7 +68,7 @@ func NewWriters(cfg Config) (*Writers, error) {
 		NodeName: cfg.API.NodeName, Nodes: clients.Nodes, Timeout: cfg.Timeout, Content: cfg.Content,
 		Allow: func(*v1.Node) error { return cfg.Allow() }, Record: w.recorder.Record,
 		OnFailure: clients.ForNodes.Reconnect, UpdateFrequency: 250 * time.Millisecond, ReportFrequency: time.Hour,
-		RetryRefused: true, Logger: cfg.Logger, Registerer: reg,
+		Logger: cfg.Logger, Registerer: reg,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("set up node status: %w", err)
@@ -99,7 +99,8 @@ func (e countingEvents) Create(ctx context.Context, created *v1.Event) error {
 const mishaps = 7
 
 // Post posts what the content says now, watches the Node, and then posts, through errors,
-// two Events and what the content says after change.
+// two Events and what the content says after change. By that something gets worse: what
+// only gets better leaves the pace's last token, and would wait for another.
 func (w *Writers) Post(ctx context.Context, change func()) error {
 	return w.run(ctx, func() error {
 		if err := w.flush(ctx); err != nil {
@@ -172,12 +173,15 @@ func (w *Writers) watch(ctx context.Context) error {
 	}
 }
 
-// flush waits until the API server has taken what there is to say. One that refuses it is
-// not asked many times.
+// flush waits until the API server has taken what there is to say. One that refuses it,
+// as it does where a webhook has no dry run, is not asked many times.
 func (w *Writers) flush(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
-	return w.updater.Flush(ctx)
+	if err := w.updater.Flush(ctx); err != nil {
+		return errors.Join(err, w.updater.Ready())
+	}
+	return nil
 }
 
 // run calls f while Updater and Recorder run.

@@ -27,6 +27,7 @@ import (
 type apiServer struct {
 	mu       sync.Mutex // guards the rest
 	requests []string   // method, path and body; with "read", "watch" or "dry run" in front
+	refuse   string     // why no dry run is taken; "" for taking them
 }
 
 var node = v1.Node{
@@ -51,6 +52,12 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Unlock()
 	w.Header().Set("Content-Type", "application/json")
 	switch {
+	case kind == "dry run " && s.refuse != "":
+		w.WriteHeader(http.StatusBadRequest)
+		_ = json.NewEncoder(w).Encode(metav1.Status{
+			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+			Status:   metav1.StatusFailure, Reason: metav1.StatusReasonBadRequest, Code: http.StatusBadRequest, Message: s.refuse,
+		})
 	case kind == "watch ":
 		_ = json.NewEncoder(w).Encode(map[string]any{"type": "ADDED", "object": node})
 		w.(http.Flusher).Flush()
@@ -65,6 +72,7 @@ func (s *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusNotFound)
 		io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"NotFound","code":404}`)
 	default:
+		w.Header().Set("Content-Type", r.Header.Get("Content-Type"))
 		w.Write(body)
 	}
 }
@@ -109,19 +117,21 @@ func disk(state v1.ConditionStatus) []status.Condition {
 // there is, and they watch the Node.
 func TestWriters(t *testing.T) {
 	content := status.NewConditions("nodeprobe")
-	content.Set(disk(v1.ConditionTrue))
+	content.Set(disk(v1.ConditionFalse))
 	w, api := newWriters(t, content, healthy)
-	if err := w.Post(t.Context(), func() { content.Set(disk(v1.ConditionFalse)) }); err != nil {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if err := w.Post(ctx, func() { content.Set(disk(v1.ConditionTrue)) }); err != nil {
 		t.Error(err)
 	}
-	if err := w.Heartbeat(t.Context(), healthy); err != nil {
+	if err := w.Heartbeat(ctx, healthy); err != nil {
 		t.Error(err)
 	}
 	for _, want := range [][]string{
 		{"dry run PATCH /api/v1/nodes/n/status", "example.com/Disk", `"status":"True"`},
 		{"dry run PATCH /api/v1/nodes/n/status", "example.com/Disk", `"status":"False"`},
 		{"dry run POST /api/v1/namespaces/default/events", `"component":"rehearsing"`, "Nothing has happened"},
-		{"dry run POST /apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases", `"uid":"uid"`},
+		{"dry run POST /apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases", "uid"},
 		{"dry run PUT /apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/n"},
 		{"watch GET /api/v1/nodes"},
 	} {
@@ -160,6 +170,21 @@ func TestWritersForbidden(t *testing.T) {
 	}
 	if sent := api.with("dry run"); len(sent) > 0 {
 		t.Errorf("it writes %q", sent)
+	}
+}
+
+// An API server that refuses is not asked many times, and what it says is in the error.
+func TestWritersRefused(t *testing.T) {
+	content := status.NewConditions("nodeprobe")
+	content.Set(disk(v1.ConditionFalse))
+	w, api := newWriters(t, content, healthy)
+	api.refuse = "admission webhook \"w\" does not support dry run"
+	err := w.Post(t.Context(), func() { t.Error("Post posts more") })
+	if err == nil || !strings.Contains(err.Error(), api.refuse) {
+		t.Errorf("Post returns %v", err)
+	}
+	if asked := api.with("dry run PATCH"); len(asked) == 0 || len(asked) > 5 {
+		t.Errorf("it is asked %d times", len(asked))
 	}
 }
 
