@@ -32,6 +32,8 @@ type Memory struct {
 	program   []mapping    // whose page faults are narrow
 	rehearsed atomic.Int64 // major faults until then; negative before
 
+	complete, incomplete atomic.Int64 // rehearsals
+
 	mu     sync.Mutex
 	locked bool
 	bytes  int64 // that were locked when that was looked at last
@@ -122,6 +124,16 @@ func (m *Memory) Settle(rehearse func()) error {
 		m.Enforce()
 	}
 	return err
+}
+
+// Rehearsed counts a rehearsal that has ended, with an error if a step of it failed: what
+// that step would have used is not in memory yet.
+func (m *Memory) Rehearsed(err error) {
+	if err != nil {
+		m.incomplete.Add(1)
+	} else {
+		m.complete.Add(1)
+	}
 }
 
 // Widen is called when the process has done everything that it does from time to time,

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -58,7 +59,7 @@ func TestNoHugePages(t *testing.T) {
 	}
 }
 
-// Without a limit, nothing is locked, and the metric is not there.
+// Without a limit, nothing is locked or rehearsed, and the metrics are not there.
 func TestNothingToLock(t *testing.T) {
 	m := NewMemory(0, slog.New(slog.DiscardHandler))
 	if err := m.Settle(func() { t.Error("rehearsed") }); err != nil {
@@ -70,9 +71,29 @@ func TestNothingToLock(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	got := gather(t, m)
-	if got["nodeprobe_locked_bytes"] != nil || got["nodeprobe_major_faults_total"] == nil {
+	if got["nodeprobe_locked_bytes"] != nil || got["nodeprobe_rehearsals_total"] != nil || got["nodeprobe_major_faults_total"] == nil {
 		t.Errorf("metrics: %v", got)
 	}
+}
+
+// Both results are there before the first rehearsal: what rises from 0 can be alerted on.
+func TestRehearsed(t *testing.T) {
+	m := NewMemory(1<<30, slog.New(slog.DiscardHandler))
+	check := func(success, incomplete float64) {
+		t.Helper()
+		got := map[string]float64{}
+		for _, metric := range gather(t, m)["nodeprobe_rehearsals_total"].GetMetric() {
+			got[metric.GetLabel()[0].GetValue()] = metric.GetCounter().GetValue()
+		}
+		if want := map[string]float64{"success": success, "incomplete": incomplete}; !maps.Equal(got, want) {
+			t.Errorf("got %v, want %v", got, want)
+		}
+	}
+	check(0, 0)
+	m.Rehearsed(errors.New("no connection"))
+	check(0, 1)
+	m.Rehearsed(nil)
+	check(1, 1)
 }
 
 // What is locked stays so while the heap grows and shrinks and threads are added, by a

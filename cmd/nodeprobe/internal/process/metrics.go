@@ -20,6 +20,8 @@ var (
 		"Memory of this process that is locked: 0 if it should be and is not, absent if it should not be.", nil, nil)
 	descMajorFaults = prometheus.NewDesc("nodeprobe_major_faults_total",
 		"Page faults of this process that waited for the disk, since everything was rehearsed.", nil, nil)
+	descRehearsals = prometheus.NewDesc("nodeprobe_rehearsals_total",
+		"Rehearsals of what this process will have to do in a hurry, by how they ended: incomplete if a step failed.", []string{"result"}, nil)
 	descThreads = prometheus.NewDesc("go_threads",
 		"Number of OS threads created.", nil, nil)
 )
@@ -59,6 +61,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 func (m *Memory) Describe(ch chan<- *prometheus.Desc) {
 	ch <- descLocked
 	ch <- descMajorFaults
+	ch <- descRehearsals
 }
 
 // Collect implements prometheus.Collector.
@@ -66,6 +69,8 @@ func (m *Memory) Collect(ch chan<- prometheus.Metric) {
 	s := m.State()
 	if s.Limit > 0 {
 		ch <- prometheus.MustNewConstMetric(descLocked, prometheus.GaugeValue, float64(s.Bytes))
+		ch <- prometheus.MustNewConstMetric(descRehearsals, prometheus.CounterValue, float64(m.complete.Load()), "success")
+		ch <- prometheus.MustNewConstMetric(descRehearsals, prometheus.CounterValue, float64(m.incomplete.Load()), "incomplete")
 	}
 	ch <- prometheus.MustNewConstMetric(descMajorFaults, prometheus.CounterValue, float64(s.MajorFaults))
 }
