@@ -64,8 +64,8 @@ func newFilesystem(rootfs string, dirs []string) *filesystem {
 
 // start begins a call, unless an earlier one still hangs.
 func (f *filesystem) start(now time.Time) {
-	if a, ok := takeLate(&f.late, &f.worker); ok {
-		f.take(a)
+	if a, ok, err := takeLate(&f.late, &f.worker); ok {
+		f.take(a, err)
 	}
 	f.worker.Start(now, f.what, f.ask)
 }
@@ -140,23 +140,17 @@ func isEmpty(dir string) bool {
 
 // finish waits for the answer.
 func (f *filesystem) finish(now time.Time, wait waits) {
-	f.worker.Within(wait.timeout)
-	a, err := f.worker.Await(now, now.Add(wait.most(f.known)))
-	switch {
-	case err == nil:
-		f.late.end()
-		f.take(a)
-	case f.known && !wait.failed(f.worker.Asked()):
-		if a, ok := giveUp(&f.late, &f.worker, now); ok {
-			f.take(a)
-		}
-	default:
-		f.late.end()
-		f.got.err = err
+	if a, ok, err := await(&f.late, &f.worker, now, wait, f.known); ok {
+		f.take(a, err)
 	}
 }
 
-func (f *filesystem) take(a statfsAnswer) {
+// take keeps an answer, or the error that there was none in time.
+func (f *filesystem) take(a statfsAnswer, err error) {
+	if err != nil {
+		f.got.err = late(f.got.err, err)
+		return
+	}
 	if a.err != nil {
 		a.err = &fs.PathError{Op: "statfs", Path: a.path, Err: a.err}
 	}
@@ -298,9 +292,9 @@ type mountsAnswer struct {
 // others keep their mounts, as both do if the table cannot be read in time. Changed means
 // that an answer of before now will not do.
 func (r *diskReader) findMounts(now time.Time, changed bool) error {
-	if a, ok := takeLate(&r.mountsLate, &r.mounts); ok {
-		r.takeMounts(a)
-		if !changed && !r.mountsOld {
+	if a, ok, err := takeLate(&r.mountsLate, &r.mounts); ok {
+		r.takeMounts(a, err)
+		if err == nil && !changed && !r.mountsOld {
 			return r.mountsErr
 		}
 	}
@@ -327,24 +321,18 @@ func (r *diskReader) findMounts(now time.Time, changed bool) error {
 		}
 		return a
 	})
-	r.mounts.Within(r.wait.timeout)
-	a, err := r.mounts.Await(now, now.Add(r.wait.most(r.mountsKnown)))
-	switch {
-	case err == nil:
-		r.mountsLate.end()
-		r.takeMounts(a)
-	case r.mountsKnown && !r.wait.failed(r.mounts.Asked()):
-		if a, ok := giveUp(&r.mountsLate, &r.mounts, now); ok {
-			r.takeMounts(a)
-		}
-	default:
-		r.mountsLate.end()
-		r.mountsErr = err
+	if a, ok, err := await(&r.mountsLate, &r.mounts, now, r.wait, r.mountsKnown); ok {
+		r.takeMounts(a, err)
 	}
 	return r.mountsErr
 }
 
-func (r *diskReader) takeMounts(a mountsAnswer) {
+// takeMounts keeps an answer, or the error that there was none in time.
+func (r *diskReader) takeMounts(a mountsAnswer, err error) {
+	if err != nil {
+		r.mountsErr = late(r.mountsErr, err)
+		return
+	}
 	r.mountsKnown, r.mountsErr = true, nil
 	for i, f := range a.of {
 		if f != nil {

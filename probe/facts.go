@@ -101,8 +101,8 @@ func (r *factReader) add(source Source, read func(at func(path string)) discover
 // start begins to read the facts without an answer yet, and all of them if due.
 func (r *factReader) start(s *Snapshot, now time.Time, due bool) {
 	for _, f := range r.facts {
-		if found, ok := takeLate(&f.late, &f.worker); ok {
-			f.take(s, found)
+		if found, ok, err := takeLate(&f.late, &f.worker); ok {
+			f.take(s, found, err)
 			f.changed = true
 		}
 		if f.asked = f.asked || due; f.asked {
@@ -111,8 +111,12 @@ func (r *factReader) start(s *Snapshot, now time.Time, due bool) {
 	}
 }
 
-// take stores an answer.
-func (f *fact) take(s *Snapshot, found discovery) {
+// take stores an answer, or the error that there was none in time.
+func (f *fact) take(s *Snapshot, found discovery, err error) {
+	if err != nil {
+		f.err = late(f.err, err)
+		return
+	}
 	f.asked, f.known, f.err = false, true, found.err
 	if found.store != nil {
 		found.store(s)
@@ -129,17 +133,8 @@ func (r *factReader) finish(s *Snapshot) {
 			continue
 		}
 		any = true
-		f.worker.Within(r.wait.timeout)
-		found, err := f.worker.Await(s.Time, s.Time.Add(r.wait.most(f.known)))
-		switch {
-		case err == nil:
-			f.late.end()
-			f.take(s, found)
-		case f.known && !r.wait.failed(f.worker.Asked()):
-			f.late.pending = true // nothing is in a hurry for it
-		default:
-			f.late.end()
-			f.err = err
+		if found, ok, err := await(&f.late, &f.worker, s.Time, r.wait, f.known); ok {
+			f.take(s, found, err)
 		}
 	}
 	if !any {

@@ -1,9 +1,12 @@
 package probe
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -154,4 +157,125 @@ func TestMountChangesWhileTableIsRead(t *testing.T) {
 			t.Fatalf("the later change is not seen: %+v", s.current.NodeFs.Mount)
 		}
 	}
+}
+
+// runFor runs the sampler for that long, and returns what its samples say about nodefs:
+// each change, and after how long it came.
+func runFor(t *testing.T, s *Sampler, d time.Duration) (changes []string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	defer cancel()
+	began, last := time.Now(), ""
+	err := s.Run(ctx, func(snap *Snapshot) time.Duration {
+		state := "answers"
+		if err := snap.Errors[SourceNodeFs]; err != nil {
+			state = strings.TrimPrefix(err.Error(), s.disks.nodefs.what+": ")
+		}
+		if state != last {
+			changes = append(changes, fmt.Sprint(time.Since(began), " ", state))
+		}
+		last = state
+		return 0
+	})
+	probetest.CheckError(t, err, context.DeadlineExceeded)
+	return changes
+}
+
+// A disk that hangs is reported when the timeout is over: no other sample need come by.
+func TestHungDiskGetsSample(t *testing.T) {
+	patientTest(t, func(t *testing.T, s *Sampler, nodefs *hanging) {
+		nodefs.hang()
+		at := time.Now().Format(time.TimeOnly)
+		got := runFor(t, s, 9*time.Second)
+		want := []string{"50ms answers", "2s no answer within 2s, asked at " + at}
+		if !slices.Equal(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+		if taken := s.Causes(); taken[CauseDisk] != 1 {
+			t.Errorf("it gets %d samples, want 1", taken[CauseDisk])
+		}
+		nodefs.release()
+	})
+}
+
+// A disk that takes too long each time is late until an answer comes in time, and for the
+// same reason all the while.
+func TestDiskThatIsAlwaysLate(t *testing.T) {
+	for _, takes := range []time.Duration{2100 * time.Millisecond, 3 * time.Second, 9900 * time.Millisecond, 11 * time.Second} {
+		for _, interval := range []time.Duration{10 * time.Second, 700 * time.Millisecond} {
+			patientTest(t, func(t *testing.T, s *Sampler, nodefs *hanging) {
+				s.SetInterval(interval)
+				nodefs.delay.Store(int64(takes))
+				at := time.Now().Format(time.TimeOnly)
+				got := runFor(t, s, 10*time.Minute)
+				want := []string{"50ms answers", "2s no answer within 2s, asked at " + at}
+				if !slices.Equal(got, want) {
+					t.Errorf("%s each %s: got %q, want %q", takes, interval, got, want)
+				}
+				nodefs.delay.Store(int64(time.Second))
+				time.Sleep(time.Minute)
+				s.Sample()
+				time.Sleep(2 * time.Second)
+				checkHung(t, "in time again", s.Sample())
+				time.Sleep(2 * time.Second)
+			})
+		}
+	}
+}
+
+// Whether an answer came in time does not depend on when the sampler finds it.
+func TestLateAnswerFoundLater(t *testing.T) {
+	patientTest(t, func(t *testing.T, s *Sampler, nodefs *hanging) {
+		nodefs.avail.Store(100)
+		nodefs.delay.Store(int64(1999 * time.Millisecond))
+		s.Sample()
+		time.Sleep(time.Minute)
+		nodefs.hang()
+		o := s.Sample().Signals[NodeFsAvailable]
+		if want := observe(100*4096, 1000*4096); o != want {
+			t.Errorf("in time: got %+v, want %+v", o, want)
+		}
+		nodefs.release()
+		time.Sleep(2 * time.Second)
+		nodefs.avail.Store(250)
+		s.Sample()
+		nodefs.delay.Store(int64(2 * time.Second))
+		time.Sleep(2 * time.Second)
+		checkHung(t, "in time, again", s.Sample())
+		time.Sleep(time.Minute)
+		nodefs.hang()
+		checkHung(t, "not in time", s.Sample(), SourceNodeFs)
+		nodefs.release()
+		time.Sleep(2 * time.Second)
+	})
+}
+
+// A call that has answered, but whose goroutine has not come to say so, does not take the
+// wake that a later call is to bring.
+func TestWakeBelongsToCall(t *testing.T) {
+	patientTest(t, func(t *testing.T, s *Sampler, nodefs *hanging) {
+		var calls atomic.Int32
+		f, gate := s.disks.nodefs, make(chan struct{})
+		synctest.Wait()
+		f.worker.OnAnswer(func(asked time.Time) {
+			if calls.Add(1) == 1 {
+				<-gate
+			}
+			f.late.answered(asked)
+		})
+		s.Sample()
+		nodefs.delay.Store(int64(300 * time.Millisecond))
+		time.Sleep(time.Second)
+		s.Sample()
+		close(gate)
+		synctest.Wait()
+		if woken(s) {
+			t.Error("an answer that is known already gets a sample")
+		}
+		time.Sleep(300 * time.Millisecond)
+		synctest.Wait()
+		if !woken(s) {
+			t.Error("the answer gets no sample")
+		}
+	})
 }

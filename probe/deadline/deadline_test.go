@@ -111,3 +111,38 @@ func TestCallsAllocateNothing(t *testing.T) {
 		t.Errorf("%v allocations per call, want 0", n)
 	}
 }
+
+// Where there is a limit, an answer that took longer is an error, whenever it is found.
+func TestAnswerBeyondLimit(t *testing.T) {
+	for takes, inTime := range map[time.Duration]bool{2*time.Second - 1: true, 2 * time.Second: false} {
+		for name, find := range map[string]func(w *Worker[int]) (int, error){
+			"Late": func(w *Worker[int]) (int, error) {
+				answer, there, err := w.Late()
+				if !there {
+					t.Error("it is not there")
+				}
+				return answer, err
+			},
+			"a later Await": func(w *Worker[int]) (int, error) { return w.Await(time.Now(), time.Now()) },
+		} {
+			synctest.Test(t, func(t *testing.T) {
+				var w Worker[int]
+				now := time.Now()
+				w.Start(now, "count", func() int { time.Sleep(takes); return 1 })
+				w.Within(2 * time.Second)
+				_, err := w.Await(now, now.Add(time.Second))
+				if !errors.Is(err, ErrNoAnswer) {
+					t.Fatalf("error %v", err)
+				}
+				time.Sleep(time.Minute)
+				got, late := find(&w)
+				if got != 1 || (late == nil) != inTime || late != nil && late.Error() != err.Error() {
+					t.Errorf("%s, after %s: %d, %v; want in time: %t", name, takes, got, late, inTime)
+				}
+				if !w.Asked().IsZero() {
+					t.Error("a call is under way")
+				}
+			})
+		}
+	}
+}

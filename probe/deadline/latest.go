@@ -47,7 +47,7 @@ func (l *Latest[T]) Get() (answer T, at time.Time, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	asked := l.worker.Asked()
-	if late, ok := l.worker.Late(); ok {
+	if late, ok, _ := l.worker.Late(); ok {
 		_ = l.take(late, asked) // if it failed, the next try is now
 	}
 	now := time.Now()
