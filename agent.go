@@ -20,6 +20,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/internal/judge"
 	"github.com/nodeprobe/nodeprobe/internal/mounts"
 	"github.com/nodeprobe/nodeprobe/internal/once"
+	"github.com/nodeprobe/nodeprobe/internal/rehearsal"
 	"github.com/nodeprobe/nodeprobe/internal/staged"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/arm"
@@ -61,6 +62,7 @@ type Agent struct {
 	released atomic.Bool
 
 	refreshed time.Time // of the notifier; owned by observe
+	rehearsal rehearsal.Rehearsal
 }
 
 // New makes an Agent: it attaches the kernel programs and registers the metrics, but

@@ -33,19 +33,20 @@ import (
 // write, or does not know its Node, sends nothing.
 //
 // It is called while Run runs, and takes a few seconds. The error names the steps that
-// failed; the rest is rehearsed all the same.
+// failed; the rest is rehearsed all the same. Called again, it takes only those, such as
+// the API server that was away: once State.IsReady returns nil, it is not.
 func (a *Agent) Rehearse(ctx context.Context) error {
 	r, err := a.newRehearser()
 	if err != nil {
 		return fmt.Errorf("rehearse: %w", err)
 	}
-	return rehearsal.Run(ctx, a.log, []rehearsal.Step{
+	return a.rehearsal.Run(ctx, a.log, []rehearsal.Step{
 		{Name: "sampling", Do: r.sample},
-		{Name: "judging", Do: r.judge},
+		{Name: "judging", Do: r.judge, Always: true},
 		{Name: "kernel programs", Do: r.kernel},
 		{Name: "API server", Do: func(ctx context.Context) error { return a.mode.rehearse(ctx, r) }},
 		// The garbage of the others should not stay in locked memory.
-		{Name: "garbage collection", Do: func(context.Context) error { runtime.GC(); return nil }},
+		{Name: "garbage collection", Do: func(context.Context) error { runtime.GC(); return nil }, Always: true},
 	})
 }
 

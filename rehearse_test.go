@@ -3,6 +3,7 @@ package nodeprobe
 import (
 	"fmt"
 	"maps"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -119,6 +120,48 @@ func testDryRuns(t *testing.T, dryRuns, want []string) {
 	}
 	if len(want) == 0 && len(dryRuns) > 0 {
 		t.Errorf("dry runs: %s", strings.Join(dryRuns, "\n"))
+	}
+}
+
+// What an API server that is away keeps from being rehearsed is rehearsed when it answers,
+// and nothing else then.
+func TestRehearseLate(t *testing.T) {
+	for mode, want := range map[Mode]string{Augment: "/api/v1/nodes/192.0.2.7/status ", Own: "/leases/192.0.2.7 "} {
+		t.Run(string(mode), func(t *testing.T) {
+			api := newAPIServer(t)
+			if mode == Augment {
+				api.node = kubeletNode(0)
+			}
+			api.refuse = func(*http.Request) bool { return true }
+			cfg, log := treeConfig(t, testtree.New(t, nil))
+			cfg.Mode, cfg.API = mode, api.config
+			a, err := New(cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			running(t, a)
+			testtree.Eventually(t, "a sample", func() bool { s := a.State(); return !s.Snapshot.Time.IsZero() })
+			if err := a.Rehearse(t.Context()); err == nil || !strings.HasPrefix(err.Error(), "rehearse API server: ") {
+				t.Errorf("Rehearse returns %v", err)
+			}
+			api.edit(func(s *apiServer) {
+				testDryRuns(t, s.dryRuns, nil)
+				s.refuse = nil
+			})
+			testtree.Eventually(t, "readiness", func() bool { s := a.State(); return s.IsReady() == nil })
+			lines := log.String()
+			if err := a.Rehearse(t.Context()); err != nil {
+				t.Error(err)
+			}
+			api.edit(func(s *apiServer) {
+				if !slices.ContainsFunc(s.dryRuns, func(r string) bool { return strings.Contains(r, want) }) {
+					t.Errorf("no dry run of %s in %q", want, s.dryRuns)
+				}
+			})
+			if again := strings.TrimPrefix(log.String(), lines); strings.Contains(again, "step=sampling") {
+				t.Errorf("it rehearses again:\n%s", again)
+			}
+		})
 	}
 }
 

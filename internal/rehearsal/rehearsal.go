@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/probe/deadline"
@@ -26,17 +27,33 @@ const stepTimeout = 10 * time.Second
 type Step struct {
 	Name string
 	Do   func(context.Context) error
+	// Always has the step taken also if it has succeeded before: other steps need it.
+	Always bool
 }
 
-// Run takes the steps, one after the other, and logs how long each took. The error names
-// those that failed; the others are taken all the same.
-func Run(ctx context.Context, log *slog.Logger, steps []Step) error {
+// Rehearsal remembers which steps have succeeded.
+type Rehearsal struct {
+	mu   sync.Mutex // guards done; held by Run
+	done map[string]bool
+}
+
+// Run takes the steps that have not succeeded yet, one after the other, and logs how long
+// each took. The error names those that failed; the others are taken all the same.
+func (r *Rehearsal) Run(ctx context.Context, log *slog.Logger, steps []Step) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.done == nil {
+		r.done = map[string]bool{}
+	}
 	var errs []error
 	for _, s := range steps {
+		if r.done[s.Name] && !s.Always {
+			continue
+		}
 		start := time.Now()
 		err := s.bounded(ctx)
 		log.Debug("rehearsed", "step", s.Name, "took", time.Since(start), "err", err)
-		if err != nil {
+		if r.done[s.Name] = err == nil; err != nil {
 			errs = append(errs, fmt.Errorf("rehearse %s: %w", s.Name, err))
 		}
 	}

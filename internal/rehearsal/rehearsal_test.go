@@ -23,10 +23,10 @@ func TestRun(t *testing.T) {
 		defer close(disk)
 		taken := make(chan string, 10)
 		step := func(name string, do func(context.Context) error) Step {
-			return Step{name, func(ctx context.Context) error { taken <- name; return do(ctx) }}
+			return Step{Name: name, Do: func(ctx context.Context) error { taken <- name; return do(ctx) }}
 		}
 		begin := time.Now()
-		err := Run(ctx, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), []Step{
+		err := new(Rehearsal).Run(ctx, slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelDebug})), []Step{
 			step("failing", func(context.Context) error { return errNo }),
 			step("waiting", func(ctx context.Context) error { return Until(ctx, func() bool { return false }) }),
 			step("hanging", func(context.Context) error { <-disk; return nil }),
@@ -60,6 +60,29 @@ func TestRun(t *testing.T) {
 			t.Errorf("it took %s", took)
 		}
 	})
+}
+
+// A second run takes the steps that failed in the first, and what they need.
+func TestRunAgain(t *testing.T) {
+	var r Rehearsal
+	var taken []string
+	errAway := errors.New("away")
+	answer := errAway
+	steps := []Step{
+		{Name: "sampling", Do: func(context.Context) error { taken = append(taken, "sampling"); return nil }},
+		{Name: "judging", Do: func(context.Context) error { taken = append(taken, "judging"); return nil }, Always: true},
+		{Name: "API server", Do: func(context.Context) error { taken = append(taken, "API server"); return answer }},
+	}
+	for i, want := range [][]string{{"sampling", "judging", "API server"}, {"judging", "API server"}, {"judging"}} {
+		taken = nil
+		if err := r.Run(t.Context(), slog.New(slog.DiscardHandler), steps); !errors.Is(err, answer) {
+			t.Errorf("run %d returns %v, want %v", i+1, err, answer)
+		}
+		if !slices.Equal(taken, want) {
+			t.Errorf("run %d takes %q, want %q", i+1, taken, want)
+		}
+		answer = nil
+	}
 }
 
 // Ready returns as soon as the status is posted, and gives up with why it is not.
