@@ -18,8 +18,9 @@ const rehearsalTimeout = 3 * time.Second
 
 // rehearse does once everything that has to be done in a hurry, so that its code is in
 // memory, and locked if memory is: see [nodeprobe.Agent.Rehearse]. Here it is scrapes and
-// a reload. Failures are of interest to nobody but who debugs.
-func (d *daemon) rehearse(ctx context.Context, server *web.Server) {
+// a reload, whose failures are of interest to nobody but who debugs. The error is the
+// agent's: it may not come again.
+func (d *daemon) rehearse(ctx context.Context, server *web.Server) (err error) {
 	for _, step := range []struct {
 		name string
 		do   func(context.Context) error
@@ -30,9 +31,10 @@ func (d *daemon) rehearse(ctx context.Context, server *web.Server) {
 		{"agent", d.agent.Rehearse}, // at last: it collects the garbage
 	} {
 		start := time.Now()
-		err := step.do(ctx)
+		err = step.do(ctx)
 		d.log.Debug("rehearsed", "step", step.name, "took", time.Since(start), "err", err)
 	}
+	return err
 }
 
 // rehearseRequests serves what the web configuration may keep a client without a

@@ -102,13 +102,15 @@ func runAgent(cmd *cobra.Command, loader *loader, loaded *config.Loaded, opts ru
 	registry.MustRegister(process.NewCollector(started), logs.Collector(), memory, buildInfo(), server)
 
 	d := &daemon{log: log, registry: registry, running: make(chan struct{})}
-	d.settler = newSettler(memory, func(ctx context.Context) { d.rehearse(ctx, server) }, log)
+	d.settler = process.NewSettler(process.SettlerConfig{
+		Memory: memory, Rehearse: func(ctx context.Context) error { return d.rehearse(ctx, server) }, Ready: d.ready, Logger: log,
+	})
 	cfg, err := agentConfig(loaded, opts.paths)
 	if err != nil {
 		return err
 	}
 	cfg.Logger, cfg.Registerer = log, registry
-	cfg.OnSample, cfg.OnReconnect = d.sampled, d.settler.reconnected
+	cfg.OnSample, cfg.OnReconnect = d.sampled, d.settler.Reconnected
 	if d.agent, err = nodeprobe.New(cfg); err != nil {
 		return err
 	}
@@ -151,7 +153,7 @@ type daemon struct {
 	history    page.History
 	supervisor *process.Supervisor
 	reloader   *reloader
-	settler    *settler
+	settler    *process.Settler
 	registry   *prometheus.Registry
 	log        *slog.Logger
 
@@ -215,6 +217,12 @@ func (d *daemon) routes() web.Routes {
 func (d *daemon) alive() error {
 	s := d.agent.State()
 	return s.Alive()
+}
+
+// ready returns why the agent's work does not reach where it should, or nil.
+func (d *daemon) ready() error {
+	s := d.agent.State()
+	return s.IsReady()
 }
 
 // statusLine is what "systemctl status" shows.
