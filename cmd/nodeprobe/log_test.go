@@ -2,11 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"os"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -95,6 +98,28 @@ func TestExitCodeWithBlockedLog(t *testing.T) {
 			t.Errorf("%v: exit code %d, want %d", args, got, want)
 		}
 	}
+}
+
+// slowWriter takes its time over each write.
+type slowWriter struct{ testtree.Log }
+
+func (w *slowWriter) Write(b []byte) (int, error) {
+	time.Sleep(flushTimeout / 10)
+	return w.Log.Write(b)
+}
+
+// What did not fit of an error is counted below it.
+func TestPrintErrorTooLong(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out slowWriter
+		short := strings.Repeat("short\n", 2)
+		printError(&out, errors.New(short+strings.Repeat("x", 1<<20)+"\nlost as well"))
+		synctest.Wait()
+		want := "nodeprobe: short\nnodeprobe: short\nnodeprobe: 2 lines dropped: standard error did not take them in time\n"
+		if got := out.String(); got != want {
+			t.Errorf("it prints %q, want %q", got, want)
+		}
+	})
 }
 
 // That lines were lost is a line like the others.

@@ -77,7 +77,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 // printError prints what ended the program, one line for each line of the error. A standard
 // error that takes nothing keeps the program from ending for no longer than flushTimeout.
 func printError(stderr io.Writer, err error) {
-	lines := process.NewLogWriter(stderr, func(io.Writer, uint64) {})
+	lines := process.NewLogWriter(stderr, func(out io.Writer, lost uint64) {
+		fmt.Fprintf(out, "nodeprobe: %d lines dropped: standard error did not take them in time\n", lost)
+	})
 	for line := range strings.SplitSeq(err.Error(), "\n") {
 		fmt.Fprintf(lines, "nodeprobe: %s\n", line)
 	}
