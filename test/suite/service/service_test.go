@@ -5,6 +5,7 @@ package service
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -42,6 +43,12 @@ type message map[string]string
 // answer: port 1 is privileged, and nothing listens there.
 func start(t *testing.T, config agent.Config, env ...string) *service {
 	t.Helper()
+	return startUnread(t, config, nil, env...)
+}
+
+// startUnread is start of a nodeprobe whose log nobody reads once unread is closed.
+func startUnread(t *testing.T, config agent.Config, unread <-chan struct{}, env ...string) *service {
+	t.Helper()
 	dir := t.TempDir()
 	socket, kubeconfig := filepath.Join(dir, "notify"), filepath.Join(dir, "kubeconfig")
 	conn := must.Get(net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"}))(t)
@@ -52,6 +59,7 @@ users: [{name: u, user: {token: t}}], contexts: [{name: x, context: {cluster: c,
 	a := agent.StartForTest(t, agent.Spec{
 		Binary: build.ProductForTest(t), Dir: dir, NodeName: "service", Kubeconfig: kubeconfig,
 		Config: agent.Own().With(agent.Config{"mode": "observe"}).With(config), Env: append(env, "NOTIFY_SOCKET="+socket),
+		Unread: unread,
 	})
 	return &service{Agent: a, t: t, conn: conn, config: filepath.Join(dir, "service.yaml")}
 }
@@ -154,6 +162,46 @@ func TestManagerIsNotified(t *testing.T) {
 	case <-s.Exited():
 	case <-time.After(stage.Patience):
 		t.Error("it does not exit")
+	}
+}
+
+// A standard error that takes nothing more delays the end by no more than the second that
+// it gets for the last lines, and changes nothing about the exit code.
+func TestEndsWithBlockedLog(t *testing.T) {
+	t.Parallel()
+	const logWait, slack = time.Second, 10 * time.Second // of a busy machine
+	unread := make(chan struct{})
+	s := startUnread(t, agent.Config{"logLevel": "debug"}, unread)
+	s.until("READY")
+	close(unread)
+	stderr := must.Get(os.OpenFile(fmt.Sprintf("/proc/%d/fd/2", s.PID()), os.O_WRONLY|syscall.O_NONBLOCK, 0))(t)
+	defer stderr.Close()
+	blocked := func() error {
+		_ = stderr.SetWriteDeadline(time.Now().Add(10 * time.Millisecond))
+		if _, err := stderr.Write([]byte{'\n'}); err == nil {
+			return errors.New("it takes a line")
+		}
+		return nil
+	}
+	stage.Eventually(t, "standard error is full", blocked)
+	s.reload(encode(t, agent.Config{"logLevel": "debug"})) // which is logged, and hangs there
+	must.Note(t, blocked())
+
+	begin := time.Now()
+	must.OK(t, syscall.Kill(s.PID(), syscall.SIGTERM))
+	s.until("STOPPING")
+	select {
+	case <-s.Exited():
+	case <-time.After(stage.Patience):
+		t.Fatal("it does not exit")
+	}
+	if took := time.Since(begin); took < logWait || took > logWait+slack {
+		t.Errorf("it exits after %s", took)
+	} else {
+		t.Logf("it exits after %s", took)
+	}
+	if !s.Succeeded() {
+		t.Error("it fails")
 	}
 }
 
