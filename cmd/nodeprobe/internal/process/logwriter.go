@@ -18,6 +18,8 @@ const (
 	// logWrite is PIPE_BUF of pipe(7): a pipe takes so many bytes, or fewer, as one or not
 	// at all, so that a process that ends leaves no half of a line.
 	logWrite = 4096
+	// logTurns is how often a Write lets others run before it drops its lines.
+	logTurns = 20
 )
 
 // LogWriter passes log lines on to a writer that may block: a pipe that nobody reads, a
@@ -56,7 +58,7 @@ func NewLogWriter(out io.Writer, notice func(out io.Writer, lost uint64)) *LogWr
 func (w *LogWriter) Write(lines []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.writing && w.lost == 0 && !w.fits(lines) {
+	for turns := 0; turns < logTurns && w.writing && w.lost == 0 && !w.fits(lines); turns++ {
 		// With one P, the goroutine has perhaps not run yet, and nothing else is slow.
 		w.mu.Unlock()
 		runtime.Gosched()
