@@ -1,6 +1,7 @@
 package process
 
 import (
+	"math"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -13,8 +14,9 @@ const (
 	// its goal for the first time, and then has 1.2 MB more. With 50, a collection of 1
 	// to 2 ms is due every 50 s instead of every 105 s at 4 scrapes a minute.
 	gcPercent = 50
-	// maxFill bounds what fillHeap allocates, in bytes.
-	maxFill = 32 << 20
+	// maxFill bounds what fillHeap allocates, in bytes: more than twice what it takes with
+	// gcPercent. All of it is locked until the next collection.
+	maxFill = 8 << 20
 )
 
 // boundHeap sets the growth of the heap, unless the environment variable GOGC does.
@@ -30,9 +32,16 @@ func boundHeap() {
 // new page is paid for with a search for one that can be taken from somebody else.
 //
 // What the runtime then hands back to the kernel is what exceeds that by a tenth.
+//
+// With GOGC=off the heap has no goal, and is left as it is.
 func fillHeap() {
+	gogc := []metrics.Sample{{Name: "/gc/gogc:percent"}}
 	cycles := []metrics.Sample{{Name: "/gc/cycles/automatic:gc-cycles"}}
+	metrics.Read(gogc)
 	metrics.Read(cycles)
+	if gogc[0].Value.Uint64() == math.MaxUint64 {
+		return
+	}
 	page := os.Getpagesize()
 	// The collection that ends the second cycle frees what the first one left.
 	end, size := cycles[0].Value.Uint64()+2, 2*page
