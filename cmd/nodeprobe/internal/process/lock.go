@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nodeprobe/nodeprobe/internal/once"
 )
 
 // Memory keeps the pages of this process in memory, so that it goes on at its own pace
@@ -25,7 +27,8 @@ import (
 // How much that may be is bounded by what is resident. RLIMIT_MEMLOCK cannot do that: it
 // counts address space, of which the Go runtime reserves more than 1 GB, and a program that
 // exceeds it is denied memory, which ends a Go program. So memory is locked only where that
-// limit does not apply.
+// limit does not apply, and where the kernel does not deny memory for another reason: see
+// [ErrOvercommit].
 type Memory struct {
 	limit     int64 // bytes; 0 locks nothing
 	log       *slog.Logger
@@ -77,20 +80,21 @@ var ErrLockDenied = errors.New("give it CAP_IPC_LOCK (in a pod: capabilities.add
 // LockRemedy splits the error of a [MemoryState] or of [LockAllowed] into the reason and
 // what helps, which is "" if the reason says so.
 func LockRemedy(err error) (reason, remedy string) {
-	reason, denied := strings.CutSuffix(err.Error(), "; "+ErrLockDenied.Error())
-	if denied {
-		return reason, ErrLockDenied.Error()
+	for _, known := range []error{ErrLockDenied, ErrOvercommit} {
+		if reason, found := strings.CutSuffix(err.Error(), "; "+known.Error()); found {
+			return reason, known.Error()
+		}
 	}
-	return reason, ""
+	return err.Error(), ""
 }
 
 // Settle is called when starting is over. It returns memory that only starting needed, as
 // [Trim] does, locks what remains, and what will be used, and calls rehearse, which is to
 // do once what will have to be done later. Major faults are counted from then on.
 //
-// Without the right to lock memory it returns an error that wraps [ErrLockDenied], before
-// Linux 4.4 one that wraps [errors.ErrUnsupported]; both are in the state, too. Then memory
-// is trimmed all the same, and rehearse is not called: that would only fetch what was just
+// Without the right to lock memory it returns an error that wraps [ErrLockDenied], where
+// that is not safe one that wraps [ErrOvercommit], before Linux 4.4 one that wraps
+// [errors.ErrUnsupported]; all are in the state, too. Then memory is trimmed all the same, and rehearse is not called: that would only fetch what was just
 // returned.
 func (m *Memory) Settle(rehearse func()) error {
 	defer func() { m.rehearsed.Store(majorFaults()) }()
@@ -160,24 +164,39 @@ func mlockall() error {
 }
 
 // LockAllowed returns an error that wraps [ErrLockDenied] unless this process may lock
-// any amount of memory, now and later. It raises RLIMIT_MEMLOCK if it may.
+// any amount of memory, now and later, and one that wraps [ErrOvercommit] unless it is safe
+// to do so. It raises RLIMIT_MEMLOCK if it may.
 func LockAllowed() error {
 	raiseMemlock()
-	if memlockUnlimited() {
-		return nil
+	if !memlockUnlimited() {
+		if err := tryLock(); err != nil {
+			return err
+		}
 	}
+	return overcommits()
+}
+
+func tryLock() error {
 	// CAP_IPC_LOCK does not count in a user namespace. So it is not looked for but used:
 	// to lock more address space than the limit, at which there is no memory.
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit); err != nil {
 		return fmt.Errorf("read RLIMIT_MEMLOCK: %w", err)
 	}
-	size := min(limit.Cur, math.MaxInt-1<<20) + uint64(os.Getpagesize())
+	size := min(limit.Cur, memlockEnough) + uint64(os.Getpagesize())
 	reserved, err := unix.Mmap(-1, 0, int(size), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE|unix.MAP_LOCKED)
 	if err != nil {
-		return fmt.Errorf("not permitted to lock memory: RLIMIT_MEMLOCK is %d bytes; %w", limit.Cur, ErrLockDenied)
+		return tryLockError(limit.Cur, err)
 	}
 	return os.NewSyscallError("munmap", unix.Munmap(reserved))
+}
+
+// tryLockError returns what the failure to lock more than RLIMIT_MEMLOCK means.
+func tryLockError(limit uint64, err error) error {
+	if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("not permitted to lock memory: RLIMIT_MEMLOCK is %d bytes; %w", limit, ErrLockDenied)
+	}
+	return fmt.Errorf("lock memory: mmap of a page more than RLIMIT_MEMLOCK, which is %d bytes: %w", limit, err)
 }
 
 // raiseMemlock removes RLIMIT_MEMLOCK: the hard limit with CAP_SYS_RESOURCE, the soft one
@@ -188,9 +207,13 @@ func raiseMemlock() {
 	}
 }
 
+// memlockEnough is an RLIMIT_MEMLOCK as good as none: there is less address space than
+// twice that, and so none to lock more, or much less use for it.
+const memlockEnough = min(1<<46, math.MaxInt>>1)
+
 func memlockUnlimited() bool {
 	var limit unix.Rlimit
-	return unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit) == nil && limit.Cur == unix.RLIM_INFINITY
+	return unix.Getrlimit(unix.RLIMIT_MEMLOCK, &limit) == nil && limit.Cur >= memlockEnough
 }
 
 // Enforce looks at how much is locked, and unlocks all of it, for good, if that is more
@@ -202,9 +225,9 @@ func (m *Memory) Enforce() {
 	if !m.locked {
 		return
 	}
-	locked, err := lockedBytes()
+	locked, err := lockedBytes(smapsRollup)
 	if err != nil {
-		m.log.Warn("cannot bound locked memory", "err", err)
+		m.log.Warn("cannot bound locked memory", once.Failure, "locked memory", "err", err)
 		return
 	}
 	m.bytes = locked
@@ -216,8 +239,8 @@ func (m *Memory) Enforce() {
 		return
 	}
 	m.locked, m.bytes = false, 0
-	m.reason = fmt.Errorf("%d bytes were locked, and lockedMemoryLimit is %d bytes: raise it, and with it"+
-		" the memory limit of the cgroup, and restart nodeprobe", locked, m.limit)
+	m.reason = fmt.Errorf("%d bytes were locked, and the limit is %d bytes: raise lockedMemoryLimit, and the"+
+		" memory limit of the cgroup to a third more than that, and restart nodeprobe", locked, m.limit)
 	m.log.Warn("memory is no longer locked", "err", m.reason)
 }
 
@@ -241,19 +264,22 @@ func majorFaults() int64 {
 	return int64(usage.Majflt) //nolint:unconvert // an int32 on some machines
 }
 
-// lockedBytes returns how much memory of this process is locked, from
-// /proc/self/smaps_rollup (Linux 4.14), and on older kernels how much is resident.
-func lockedBytes() (int64, error) {
-	rollup, err := os.ReadFile("/proc/self/smaps_rollup")
-	if errors.Is(err, os.ErrNotExist) {
-		if bytes, ok := ResidentBytes(); ok {
-			return bytes, nil
+const smapsRollup = "/proc/self/smaps_rollup" // Linux 4.14
+
+// lockedBytes returns how much memory of this process is locked, from a file like
+// smapsRollup, and where that cannot be read, how much is resident, which is not less.
+func lockedBytes(rollup string) (int64, error) {
+	text, err := os.ReadFile(rollup)
+	if err == nil {
+		var locked int64
+		if locked, err = parseLocked(text); err == nil {
+			return locked, nil
 		}
 	}
-	if err != nil {
-		return 0, fmt.Errorf("read locked memory: %w", err)
+	if resident, ok := ResidentBytes(); ok {
+		return resident, nil
 	}
-	return parseLocked(rollup)
+	return 0, fmt.Errorf("read locked memory: %w", err)
 }
 
 // parseLocked returns the value of the second of these lines, in bytes, or of the first if
@@ -274,12 +300,12 @@ func parseLocked(rollup []byte) (int64, error) {
 		kilobytes, unit := strings.CutSuffix(value, " kB")
 		n, err := strconv.ParseInt(strings.TrimSpace(kilobytes), 10, 53)
 		if err != nil || !unit || n < 0 {
-			return 0, fmt.Errorf("read locked memory: %q in smaps_rollup", bytes.TrimSpace(line))
+			return 0, fmt.Errorf("%q in smaps_rollup", bytes.TrimSpace(line))
 		}
 		if name == "Locked" {
 			return min(n<<10, resident), nil
 		}
 		resident = n << 10
 	}
-	return 0, errors.New("read locked memory: no line \"Locked:\" in smaps_rollup")
+	return 0, errors.New("no line \"Locked:\" in smaps_rollup")
 }

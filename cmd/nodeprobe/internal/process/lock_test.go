@@ -12,10 +12,12 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/nodeprobe/nodeprobe/internal/once"
 	"github.com/nodeprobe/nodeprobe/internal/testtree"
 )
 
@@ -43,6 +45,40 @@ func TestParseLocked(t *testing.T) {
 				t.Errorf("got %d, %v; want %d, %q", got, err, test.want, test.err)
 			}
 		})
+	}
+}
+
+// What cannot be read, or understood, is no reason to leave locked memory unbounded.
+func TestLockedBytesFallback(t *testing.T) {
+	garbage := filepath.Join(t.TempDir(), "smaps_rollup")
+	if err := os.WriteFile(garbage, []byte("Locked: much\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, file := range map[string]string{"none": filepath.Join(t.TempDir(), "none"), "a directory": t.TempDir(), "garbage": garbage} {
+		if got, err := lockedBytes(file); err != nil || got < 1<<20 {
+			t.Errorf("%s: %d, %v", name, got, err)
+		}
+	}
+}
+
+// A bound that cannot be enforced is logged once.
+func TestNothingToReadFrom(t *testing.T) {
+	if !alone(t, unix.CAP_IPC_LOCK) {
+		return
+	}
+	var log testtree.Log
+	m := NewMemory(1<<30, once.Logger(slog.New(slog.NewTextHandler(&log, nil))))
+	if err := m.Settle(func() {}); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{}); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		m.Enforce()
+	}
+	if !m.State().Locked || strings.Count(log.String(), "cannot bound locked memory") != 1 {
+		t.Errorf("%+v, log: %s", m.State(), &log)
 	}
 }
 
@@ -161,11 +197,39 @@ func TestLockDenied(t *testing.T) {
 	if got := gather(t, m)["nodeprobe_locked_bytes"].GetMetric()[0].GetGauge().GetValue(); got != 0 {
 		t.Errorf("nodeprobe_locked_bytes is %v", got)
 	}
-	if n, err := lockedBytes(); err != nil || n != 0 {
+	if n, err := lockedBytes(smapsRollup); err != nil || n != 0 {
 		t.Errorf("%d bytes are locked, %v", n, err)
 	}
 	if large := make([]byte, 64<<20); len(large) != cap(large) {
 		t.Error("no heap")
+	}
+}
+
+// A limit beyond all address space is as good as none.
+func TestLargeMemlock(t *testing.T) {
+	if permitted, err := permittedCapabilities(); err != nil || !capSysResource.in(permitted) {
+		t.Skip("needs CAP_SYS_RESOURCE")
+	}
+	if !alone(t, unix.CAP_SYS_RESOURCE) {
+		return
+	}
+	runtime.LockOSThread()
+	limitMemlock(t, 1<<60)
+	if err := setCapabilities(0, 0); err != nil { // or it would be removed
+		t.Fatal(err)
+	}
+	if err := LockAllowed(); errors.Is(err, ErrLockDenied) {
+		t.Error(err)
+	}
+}
+
+// The right is missing only if the kernel says so.
+func TestTryLockError(t *testing.T) {
+	for errno, denied := range map[syscall.Errno]bool{unix.EAGAIN: true, unix.EPERM: true, unix.ENOMEM: false} {
+		err := tryLockError(65536, errno)
+		if errors.Is(err, ErrLockDenied) != denied || !strings.Contains(err.Error(), "65536 bytes") || !denied && !errors.Is(err, errno) {
+			t.Errorf("%v: %v", errno, err)
+		}
 	}
 }
 
@@ -187,18 +251,18 @@ func TestLockLimit(t *testing.T) {
 	for range 2 {
 		m.Enforce()
 		s := m.State()
-		if s.Locked || s.Bytes != 0 || s.Err == nil || !strings.Contains(s.Err.Error(), "lockedMemoryLimit is 134217728 bytes: raise it") {
+		if s.Locked || s.Bytes != 0 || s.Err == nil || !strings.Contains(s.Err.Error(), "the limit is 134217728 bytes: raise lockedMemoryLimit") {
 			t.Errorf("state: %+v", s)
 		}
 	}
-	if n, err := lockedBytes(); err != nil || n != 0 {
+	if n, err := lockedBytes(smapsRollup); err != nil || n != 0 {
 		t.Errorf("%d bytes are locked, %v", n, err)
 	}
 	another := make([]byte, 8<<20) // is not locked either
 	for i := range another {
 		another[i] = 1
 	}
-	if n, err := lockedBytes(); err != nil || n != 0 {
+	if n, err := lockedBytes(smapsRollup); err != nil || n != 0 {
 		t.Errorf("%d new bytes are locked, %v", n, err)
 	}
 	runtime.KeepAlive(large)
