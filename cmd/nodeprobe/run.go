@@ -97,8 +97,7 @@ func runAgent(cmd *cobra.Command, loader *loader, loaded *config.Loaded, opts ru
 	}
 	defer server.Close()
 	registry := prometheus.NewRegistry()
-	process.CheckCgroupLimit(loaded.LockedMemoryLimit, log)
-	memory := process.NewMemory(loaded.LockedMemoryLimit, log)
+	memory := process.NewMemory(process.BoundLock(loaded.LockedMemoryLimit, log), log)
 	registry.MustRegister(process.NewCollector(started), logs.Collector(), memory, buildInfo(), server)
 
 	d := &daemon{log: log, registry: registry, running: make(chan struct{})}

@@ -46,13 +46,11 @@ func findLock(limit int64, allowed error, own *process.Cgroup) Finding {
 	case allowed != nil:
 		f.Outcome = Missing
 		f.Detail, f.Remedy = process.LockRemedy(allowed)
-		f.Remedy = cmp.Or(f.Remedy, process.ErrLockDenied.Error())
-	case limit >= own.Limit:
-		f.Outcome = Missing
-		f.Detail = fmt.Sprintf("lockedMemoryLimit is %s, and the memory limit of the cgroup %s: with that much locked, the OOM killer ends nodeprobe", quantity(limit), quantity(own.Limit))
-		f.Remedy = process.CgroupLimitRemedy
+		f.Remedy = cmp.Or(f.Remedy, "set lockedMemoryLimit to \"0\" if that cannot be helped")
 	case own.Limit == math.MaxInt64:
 		f.Detail = fmt.Sprintf("allowed, up to %s; the cgroup has no memory limit", quantity(limit))
+	case own.LockBound(limit) < limit:
+		f.Detail = fmt.Sprintf("allowed, up to %s: three quarters of the %s that the cgroup may use; lockedMemoryLimit is %s", quantity(own.LockBound(limit)), quantity(own.Limit), quantity(limit))
 	default:
 		f.Detail = fmt.Sprintf("allowed, up to %s of the %s that the cgroup may use", quantity(limit), quantity(own.Limit))
 	}

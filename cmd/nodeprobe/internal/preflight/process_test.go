@@ -17,6 +17,7 @@ func TestProcess(t *testing.T) {
 	free := &process.Cgroup{Limit: math.MaxInt64}
 	pod := &process.Cgroup{Path: "/", Limit: 64 * mib}
 	denied := fmt.Errorf("not permitted to lock memory: RLIMIT_MEMLOCK is 8388608 bytes; %w", process.ErrLockDenied)
+	unsafe := fmt.Errorf("not safe to lock memory: vm.overcommit_memory is 2; %w", process.ErrOvercommit)
 	v2 := func(min, low int64, unprotected string) Finding {
 		return findProtection(&process.Cgroup{Path: "/a/b", Version: cgroup.V2, Limit: math.MaxInt64, Min: min, Low: low, Unprotected: unprotected})
 	}
@@ -31,9 +32,11 @@ func TestProcess(t *testing.T) {
 		{"lock in a pod", findLock(48*mib, nil, pod), OK, "allowed, up to 48Mi of the 64Mi that the cgroup may use", ""},
 		{"no lock wanted", findLock(0, nil, pod), Off, "lockedMemoryLimit is 0", "set lockedMemoryLimit"},
 		{"no right to lock", findLock(48*mib, denied, pod), Missing, "not permitted to lock memory: RLIMIT_MEMLOCK is 8388608 bytes", "CAP_IPC_LOCK"},
+		{"not safe to lock", findLock(48*mib, unsafe, pod), Missing, "not safe to lock memory: vm.overcommit_memory is 2", "set vm.overcommit_memory to 1"},
+		{"cannot lock", findLock(48*mib, unix.ENOMEM, pod), Missing, "cannot allocate memory", `set lockedMemoryLimit to "0"`},
 		{
-			"lock up to the limit of the pod", findLock(64*mib, nil, pod), Missing,
-			"lockedMemoryLimit is 64Mi, and the memory limit of the cgroup 64Mi: with that much locked, the OOM killer ends nodeprobe", "resources.limits.memory",
+			"lock up to the limit of the pod", findLock(64*mib, nil, pod), OK,
+			"allowed, up to 48Mi: three quarters of the 64Mi that the cgroup may use; lockedMemoryLimit is 64Mi", "",
 		},
 		{"score", findOOMScore(-999, -999, nil), OK, "-999", ""},
 		{"score of a pod", findOOMScore(-999, -997, nil), OK, "-997, which is as good as the configured -999", ""},

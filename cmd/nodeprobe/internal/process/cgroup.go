@@ -29,24 +29,25 @@ type Cgroup struct {
 	Unprotected string
 }
 
-// CgroupLimitRemedy is what helps where more may be locked than the cgroup may use: that
-// ends with the OOM killer, as locked memory cannot be reclaimed.
-const CgroupLimitRemedy = "raise the cgroup's limit (in a pod: resources.limits.memory; systemd: MemoryMax=), or lower lockedMemoryLimit"
-
-// CheckCgroupLimit logs a warning if the cgroup of this process may not use more than may
-// be locked.
-func CheckCgroupLimit(locked int64, log *slog.Logger) {
-	if own, err := OwnCgroup(); err == nil { // otherwise there is no limit
-		own.check(locked, log)
+// BoundLock returns how much may be locked in the cgroup of this process: limit, or what
+// its memory limit allows, which is logged.
+func BoundLock(limit int64, log *slog.Logger) int64 {
+	own, err := OwnCgroup()
+	if err != nil { // there is no limit
+		return limit
 	}
+	bound := own.LockBound(limit)
+	if bound < limit {
+		log.Info("less memory may be locked than configured", "cgroup", own.Path, "cgroupLimit", own.Limit,
+			"lockedMemoryLimit", limit, "limit", bound)
+	}
+	return bound
 }
 
-func (c *Cgroup) check(locked int64, log *slog.Logger) {
-	if locked >= c.Limit {
-		log.Warn("more memory may be locked than the cgroup may use", "cgroup", c.Path,
-			"limit", c.Limit, "lockedMemoryLimit", locked, "remedy", CgroupLimitRemedy)
-	}
-}
+// LockBound returns limit, or three quarters of the cgroup's memory limit if that is less.
+// Locked memory cannot be reclaimed: what reaches the cgroup's limit ends with the OOM
+// killer. The rest is for what the kernel charges to it: page tables, sockets, BPF maps.
+func (c *Cgroup) LockBound(limit int64) int64 { return min(limit, c.Limit/4*3) }
 
 // OwnCgroup reads the cgroup of this process, where /sys/fs/cgroup is mounted.
 func OwnCgroup() (*Cgroup, error) { return ownCgroup("/proc/self/cgroup", "/sys/fs/cgroup") }

@@ -86,21 +86,33 @@ func TestOwnCgroup(t *testing.T) {
 }
 
 // What is locked must fit into the cgroup, with room.
-func TestCheckCgroupLimit(t *testing.T) {
-	for _, test := range []struct {
-		locked, limit int64
-		warns         bool
-	}{
-		{48 << 20, 64 << 20, false},
-		{64 << 20, 64 << 20, true},
-		{math.MaxInt64, 64 << 20, true},
-		{48 << 20, math.MaxInt64, false},
-		{0, 64 << 20, false},
+func TestLockBound(t *testing.T) {
+	for _, test := range []struct{ limit, cgroup, want int64 }{
+		{48 << 20, math.MaxInt64, 48 << 20},
+		{48 << 20, 64 << 20, 48 << 20},
+		{48 << 20, 48 << 20, 36 << 20},
+		{math.MaxInt64, 64 << 20, 48 << 20},
+		{0, 64 << 20, 0},
 	} {
+		if got := (&Cgroup{Limit: test.cgroup}).LockBound(test.limit); got != test.want {
+			t.Errorf("%d in a cgroup of %d: %d, want %d", test.limit, test.cgroup, got, test.want)
+		}
+	}
+}
+
+// A lower bound than the configured one is logged, once and with what it comes from.
+func TestBoundLock(t *testing.T) {
+	own, err := OwnCgroup()
+	if err != nil {
+		t.Skip(err)
+	}
+	for limit, lines := range map[int64]int{0: 0, math.MaxInt64: 1} {
 		var b strings.Builder
-		(&Cgroup{Path: "/a", Limit: test.limit}).check(test.locked, slog.New(slog.NewTextHandler(&b, nil)))
-		if strings.Contains(b.String(), "level=WARN") != test.warns {
-			t.Errorf("%d of %d: %q", test.locked, test.limit, b.String())
+		if got, want := BoundLock(limit, slog.New(slog.NewTextHandler(&b, nil))), own.LockBound(limit); got != want {
+			t.Errorf("%d: %d, want %d", limit, got, want)
+		}
+		if strings.Count(b.String(), "level=INFO") != lines {
+			t.Errorf("%d: logged %q", limit, b.String())
 		}
 	}
 }
