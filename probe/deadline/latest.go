@@ -19,7 +19,7 @@ type Latest[T any] struct {
 	worker  Worker[attempt[T]]
 	answer  T
 	at      time.Time // when the call began that returned answer; zero without one
-	doubted bool
+	doubted time.Time // an answer is in doubt if its call began before
 }
 
 // Wait is how long a caller waits for a call.
@@ -42,29 +42,33 @@ func NewLatest[T any](what string, serves time.Duration, wait Wait, call func() 
 }
 
 // Get returns the last good answer, and when the call began that returned it. The error is
-// why there is no newer one: the answer is usable all the same, unless the time is zero.
+// why there is no newer one, by the last call that has ended since, or else because there is
+// none yet: the answer is usable all the same, unless the time is zero.
 func (l *Latest[T]) Get() (answer T, at time.Time, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	asked := l.worker.Asked()
+	asked, failed := l.worker.Asked(), error(nil)
 	if late, ok, _ := l.worker.Late(); ok {
-		_ = l.take(late, asked) // if it failed, the next try is now
+		failed = l.take(late, asked) // and the next try is now
 	}
-	now := time.Now()
-	if !l.at.IsZero() && !l.doubted && now.Sub(l.at) < l.serves {
-		return l.answer, l.at, nil
-	}
-	wait := l.wait.Later
-	if l.at.IsZero() || l.doubted {
+	now, wait := time.Now(), l.wait.Later
+	switch doubted := l.at.Before(l.doubted); {
+	case l.at.IsZero(), doubted:
 		wait = l.wait.First
+	case now.Sub(l.at) < l.serves:
+		return l.answer, l.at, nil
 	}
 	l.worker.Start(now, l.what, func() (a attempt[T]) {
 		a.answer, a.err = l.call()
 		return a
 	})
+	asked = l.worker.Asked() // before now if the call hangs
 	a, err := l.worker.Await(now, now.Add(wait))
-	if err == nil {
-		err = l.take(a, now)
+	switch {
+	case err == nil:
+		err = l.take(a, asked)
+	case failed != nil:
+		err = failed // a call that is slow to fail says why, too
 	}
 	return l.answer, l.at, err
 }
@@ -72,7 +76,7 @@ func (l *Latest[T]) Get() (answer T, at time.Time, err error) {
 // take keeps what a call has returned that began at that time.
 func (l *Latest[T]) take(a attempt[T], began time.Time) error {
 	if a.err == nil {
-		l.answer, l.at, l.doubted = a.answer, began, false
+		l.answer, l.at = a.answer, began
 	}
 	return a.err
 }
@@ -81,7 +85,7 @@ func (l *Latest[T]) take(a attempt[T], began time.Time) error {
 func (l *Latest[T]) Doubt(t time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.at.Before(t) {
-		l.doubted = true
+	if t.After(l.doubted) {
+		l.doubted = t
 	}
 }

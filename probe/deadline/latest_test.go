@@ -63,6 +63,20 @@ func TestLatest(t *testing.T) {
 			{after: serves, source: source{err: broken, takes: 3 * time.Second}, want: "a", err: ErrNoAnswer, waits: wait.Later, calls: 2},
 			{after: 3 * time.Second, source: source{answer: "b"}, want: "b", calls: 3},
 		},
+		"a call that fails late each time": {
+			fresh,
+			{after: serves, source: source{err: broken, takes: 3 * time.Second}, want: "a", err: ErrNoAnswer, waits: wait.Later, calls: 2},
+			{after: 3 * time.Second, source: source{err: broken, takes: 3 * time.Second}, want: "a", err: broken, waits: wait.Later, calls: 3},
+			{after: time.Second, want: "a", err: ErrNoAnswer, calls: 3},
+			{after: 3 * time.Second, source: source{answer: "b"}, want: "b", calls: 4},
+		},
+		"an answer from before the doubt": {
+			fresh,
+			{after: serves, source: source{answer: "b", takes: 3 * time.Second}, want: "a", err: ErrNoAnswer, waits: wait.Later, calls: 2},
+			{after: time.Second, doubt: true, want: "a", err: ErrNoAnswer, calls: 2},
+			{after: 3 * time.Second, source: source{answer: "c", takes: time.Hour}, want: "b", err: ErrNoAnswer, waits: wait.First, calls: 3}, // better than a
+			{after: time.Hour, source: source{answer: "d"}, want: "d", calls: 4},
+		},
 		"a doubted answer is worth waiting for, and better than none": {
 			fresh,
 			{after: 1, doubt: true, source: source{answer: "b", takes: time.Second}, want: "b", waits: time.Second, calls: 2},
