@@ -102,20 +102,18 @@ func (d *dialer) resolve(name string) ([]netip.Addr, error) {
 	return addrs, nil
 }
 
-// deniedFor returns for how long the resolver has said at each try that there is no such
-// host. What it said long before the try before this one is another matter.
+// deniedFor returns for how long the resolver has said, whenever it said anything, that there
+// is no such host. What it said long before the try before this one is another matter.
 func (h *host) deniedFor(now time.Time, err error) time.Duration {
-	switch {
-	case err == nil:
-		h.last = time.Time{}
-		return 0
-	case !denied(err):
-		return 0 // it does not say
-	case h.last.IsZero(), now.Sub(h.last) > deniedServe:
-		h.first = now
+	if err == nil || now.Sub(h.last) > deniedServe {
+		h.first, h.last = time.Time{}, time.Time{}
 	}
-	h.last = now
-	return now.Sub(h.first)
+	if denied(err) {
+		if h.last = now; h.first.IsZero() {
+			h.first = now
+		}
+	}
+	return h.last.Sub(h.first)
 }
 
 // denied reports whether a resolver that works has said that there is no such host.

@@ -120,6 +120,16 @@ func TestDialerResolves(t *testing.T) {
 			{after: deniedServe, err: errRefused, want: "192.0.2.1:6443"},
 			{after: 1, err: errNoSuchHost, want: "192.0.2.1:6443"},
 		},
+		"one that is slow to say that there is no such host": {
+			{addrs: old, want: "192.0.2.1:6443"},
+			{after: hour, err: errNoSuchHost, resolving: 3 * time.Second, want: "192.0.2.1:6443", waits: time.Second}, // nothing is said yet
+			{after: 3 * time.Second, err: errNoSuchHost, resolving: 3 * time.Second, want: "192.0.2.1:6443", waits: time.Second},
+			{after: deniedServe - time.Second, err: errNoSuchHost, resolving: 3 * time.Second, want: "192.0.2.1:6443", waits: time.Second},
+			{after: 3 * time.Second, err: errNoSuchHost, resolving: 3 * time.Second, want: "dial tcp: lookup api.example: no such host", waits: time.Second},
+			{after: time.Second, want: "dial tcp: resolve api.example: no answer within 1s, asked at"}, // its last word counts
+			{after: 3 * time.Second, err: errRefused, want: "dial tcp: connection refused"},
+			{after: deniedServe, addrs: fresh, want: "192.0.2.2:6443"},
+		},
 		"no answer from the start": {
 			{addrs: old, resolving: hour, want: "dial tcp: resolve api.example: no answer within 30s, asked at", waits: 30 * time.Second},
 			{after: hour, addrs: old, want: "192.0.2.1:6443"},
