@@ -16,7 +16,7 @@ import (
 // server. The last good addresses serve then.
 type dialer struct {
 	dial   func(ctx context.Context, network, address string) (net.Conn, error) // to an address
-	lookup func(ctx context.Context, host string) ([]netip.Addr, error)
+	lookup func(ctx context.Context, host string) ([]net.IPAddr, error)
 
 	mu    sync.Mutex // guards hosts, and when each was denied
 	hosts map[string]*host
@@ -24,7 +24,7 @@ type dialer struct {
 
 // host is what the resolver has said of a name.
 type host struct {
-	addrs *deadline.Latest[[]netip.Addr]
+	addrs *deadline.Latest[[]net.IPAddr]
 	// first and last are when it began to say that there is no such host, and when it said
 	// so last; zero when it says otherwise.
 	first, last time.Time
@@ -50,11 +50,9 @@ var resolveWait = deadline.Wait{First: dialTimeout, Later: time.Second}
 
 func newDialer() *dialer {
 	return &dialer{
-		dial: (&net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive}).DialContext,
-		lookup: func(ctx context.Context, host string) ([]netip.Addr, error) {
-			return net.DefaultResolver.LookupNetIP(ctx, "ip", host)
-		},
-		hosts: map[string]*host{},
+		dial:   (&net.Dialer{Timeout: dialTimeout, KeepAlive: keepAlive}).DialContext,
+		lookup: net.DefaultResolver.LookupIPAddr, // LookupNetIP drops zones
+		hosts:  map[string]*host{},
 	}
 }
 
@@ -77,18 +75,14 @@ func (d *dialer) DialContext(ctx context.Context, network, address string) (net.
 }
 
 // resolve returns the addresses of a host, or the last good ones.
-func (d *dialer) resolve(name string) ([]netip.Addr, error) {
+func (d *dialer) resolve(name string) ([]net.IPAddr, error) {
 	d.mu.Lock()
 	h := d.hosts[name]
 	if h == nil {
-		h = &host{addrs: deadline.NewLatest("resolve "+name, addressesServe, resolveWait, func() ([]netip.Addr, error) {
+		h = &host{addrs: deadline.NewLatest("resolve "+name, addressesServe, resolveWait, func() ([]net.IPAddr, error) {
 			// Not with the caller's context: what that had ended would hang in the
 			// background, once for each try.
-			addrs, err := d.lookup(context.Background(), name)
-			for i, a := range addrs {
-				addrs[i] = a.Unmap()
-			}
-			return addrs, err
+			return d.lookup(context.Background(), name)
 		})}
 		d.hosts[name] = h // few: the API server, a proxy
 	}
@@ -124,7 +118,7 @@ func denied(err error) bool {
 
 // dialFirst connects to the address that answers first. They are tried one after the
 // other, but one that does not answer does not keep the next from being tried.
-func (d *dialer) dialFirst(ctx context.Context, network string, addrs []netip.Addr, port string) (net.Conn, error) {
+func (d *dialer) dialFirst(ctx context.Context, network string, addrs []net.IPAddr, port string) (net.Conn, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	type result struct {

@@ -30,9 +30,10 @@ var errRefused = errors.New("connection refused")
 
 func (n *network) dialer() *dialer {
 	d := newDialer()
-	d.lookup = func(context.Context, string) (addrs []netip.Addr, err error) {
-		for _, a := range n.addrs {
-			addrs = append(addrs, netip.MustParseAddr(a))
+	d.lookup = func(context.Context, string) (addrs []net.IPAddr, err error) {
+		for _, text := range n.addrs {
+			a := netip.MustParseAddr(text)
+			addrs = append(addrs, net.IPAddr{IP: a.AsSlice(), Zone: a.Zone()})
 		}
 		err = n.err
 		time.Sleep(n.resolving)
@@ -200,11 +201,24 @@ func TestDialerTriesEachAddress(t *testing.T) {
 	}
 }
 
+// An address that needs a zone keeps it: a name in /etc/hosts may have one.
+func TestDialerKeepsZone(t *testing.T) {
+	const address = "fe80::1%eth0"
+	addrs, err := newDialer().resolve(address) // which asks nobody, as it is one
+	if err != nil || len(addrs) != 1 || addrs[0].String() != address {
+		t.Errorf("%v, %v", addrs, err)
+	}
+	n := &network{addrs: []string{address}, answers: map[string]time.Duration{"[" + address + "]:6443": 0}}
+	if _, err := n.dialer().DialContext(t.Context(), "tcp", "api.example:6443"); err != nil {
+		t.Errorf("tried %v: %v", n.dialed, err)
+	}
+}
+
 // What is an address already is not resolved.
 func TestDialerOfAddress(t *testing.T) {
 	n := &network{answers: map[string]time.Duration{"192.0.2.1:6443": 0, "[fe80::1%eth0]:6443": 0}}
 	d := n.dialer()
-	d.lookup = func(_ context.Context, host string) ([]netip.Addr, error) {
+	d.lookup = func(_ context.Context, host string) ([]net.IPAddr, error) {
 		t.Errorf("%s is resolved", host)
 		return nil, errRefused
 	}
