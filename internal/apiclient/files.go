@@ -28,7 +28,8 @@ const (
 	// tokenServes is how long a token is used before the file is read again, as by
 	// client-go.
 	tokenServes = 50 * time.Second
-	// certServes is that of a client's certificate, which each handshake asks for.
+	// certServes is that of a client's certificate, which each handshake asks for, and of a
+	// CA: the copy that one writer looks at must not be as old as another's last look.
 	certServes = time.Second
 	// rotationInterval is how often a request looks for another certificate or CA, as
 	// client-go's does.
@@ -87,7 +88,7 @@ func newCertFiles(cert, key string) *deadline.Latest[*tls.Certificate] {
 }
 
 func newCAFile(path string) *deadline.Latest[[]byte] {
-	return deadline.NewLatest("read CA file "+path, rotationInterval, fileWait, func() ([]byte, error) {
+	return deadline.NewLatest("read CA file "+path, certServes, fileWait, func() ([]byte, error) {
 		data, err := os.ReadFile(path)
 		if err == nil && len(data) == 0 { // it would mean the machine's CAs
 			err = fmt.Errorf("%s is empty", path)

@@ -19,6 +19,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/client-go/rest"
@@ -143,6 +144,9 @@ func newRotation(t *testing.T) *rotation {
 		clients: newAuthority(t, "clients"),
 	}
 	r.api = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+		if body, err := io.ReadAll(req.Body); err != nil || (string(body) != "") != (req.Method == http.MethodPatch) {
+			t.Errorf("%s of %q, %v", req.Method, body, err)
+		}
 		r.mu.Lock()
 		r.seen = req.TLS.PeerCertificates[0].Subject.CommonName
 		r.mu.Unlock()
@@ -259,6 +263,72 @@ func TestRotation(t *testing.T) {
 	r.serve(first)
 	c.ForNodes.tracker.CloseAll()
 	want("the CA from before", "two", 5)
+}
+
+// A CA is looked for when the server's certificate is not trusted, and the request is made
+// again: with its body.
+func TestNewCA(t *testing.T) {
+	r := newRotation(t)
+	first, second := newAuthority(t, "first"), newAuthority(t, "second")
+	r.serve(first)
+	r.write(r.ca, first.pem)
+	r.identify("one")
+	c := r.client()
+	patch := func() error {
+		_, err := c.Nodes.PatchStatus(t.Context(), "n", []byte(`{"status":{}}`))
+		return err
+	}
+	if err := patch(); err != nil {
+		t.Fatal(err)
+	}
+	r.serve(second)
+	c.ForNodes.tracker.CloseAll()
+	for _, text := range []string{string(first.pem), "-----BEGIN CERT", ""} {
+		r.write(r.ca, []byte(text))
+		if err := patch(); !errors.As(err, new(x509.UnknownAuthorityError)) {
+			t.Errorf("nothing new in %q: %v", text, err)
+		}
+	}
+	r.write(r.ca, second.pem)
+	if err := patch(); err != nil {
+		t.Error(err)
+	}
+	if _, err := c.Get(t.Context(), "/api"); err != nil {
+		t.Errorf("another writer: %v", err)
+	}
+}
+
+// Each writer has a new CA an interval after the file has changed, whatever others have
+// read meanwhile.
+func TestRotationInterval(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ca.crt")
+	write := func(text string) {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("first")
+	synctest.Test(t, func(t *testing.T) {
+		f := &files{ca: newCAFile(path)}
+		connect := func() *rotator {
+			ca, _, _ := f.ca.Get()
+			return &rotator{files: f, looked: time.Now(), current: &trusting{nil, ca}, build: func([]byte) (http.RoundTripper, error) { return http.DefaultTransport, nil }}
+		}
+		a := connect()
+		time.Sleep(rotationInterval - time.Minute)
+		b := connect()
+		time.Sleep(time.Minute)
+		a.look(time.Now())
+		time.Sleep(2 * time.Second)
+		write("second")
+		time.Sleep(rotationInterval - time.Minute)
+		b.look(time.Now())
+		time.Sleep(time.Minute)
+		a.look(time.Now())
+		if string(a.current.ca) != "second" || string(b.current.ca) != "second" {
+			t.Errorf("they have %s and %s", a.current.ca, b.current.ca)
+		}
+	})
 }
 
 // While the disk hangs, requests and handshakes go on with what was read last.

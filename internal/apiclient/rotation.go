@@ -3,6 +3,7 @@ package apiclient
 import (
 	"bytes"
 	"crypto/tls"
+	"errors"
 	"net/http"
 	"slices"
 	"sync"
@@ -14,7 +15,8 @@ import (
 
 // rotator uses other files of the credentials once they have changed: new connections get
 // a new CA and a new client's certificate, and connections with an old certificate are
-// closed. It looks when there are requests.
+// closed. It looks when there are requests, and for a CA at once when the server's
+// certificate cannot be verified.
 type rotator struct {
 	files *files
 	// build returns a transport that trusts a CA; nil is the one that it has anyway.
@@ -23,10 +25,15 @@ type rotator struct {
 	closeAll func()
 
 	mu      sync.Mutex // guards the rest
-	current http.RoundTripper
+	current *trusting
 	looked  time.Time
 	cert    *tls.Certificate // of the connections
-	ca      []byte
+}
+
+// trusting is a transport that trusts a CA.
+type trusting struct {
+	http.RoundTripper
+	ca []byte
 }
 
 func newRotator(cfg *clienttransport.Config, f *files, closeAll func()) (*rotator, error) {
@@ -39,7 +46,7 @@ func newRotator(cfg *clienttransport.Config, f *files, closeAll func()) (*rotato
 			return cert, err
 		}}
 	}
-	r := &rotator{files: f, closeAll: closeAll, looked: time.Now(), ca: cfg.TLS.CAData, build: func(ca []byte) (http.RoundTripper, error) {
+	r := &rotator{files: f, closeAll: closeAll, looked: time.Now(), build: func(ca []byte) (http.RoundTripper, error) {
 		c := *cfg
 		if ca != nil {
 			c.TLS.CAData = ca
@@ -49,40 +56,54 @@ func newRotator(cfg *clienttransport.Config, f *files, closeAll func()) (*rotato
 	if f.cert != nil {
 		r.cert, _, _ = f.cert.Get() // there is one: see newFiles
 	}
-	var err error
-	r.current, err = r.build(nil)
+	first, err := r.build(nil)
+	r.current = &trusting{first, cfg.TLS.CAData}
 	return r, err
 }
 
-// RoundTrip implements http.RoundTripper.
+// RoundTrip implements http.RoundTripper. A request that could not be sent for want of
+// another CA is sent once there is one.
 func (r *rotator) RoundTrip(req *http.Request) (*http.Response, error) {
-	return r.look(time.Now()).RoundTrip(req)
+	began := time.Now()
+	used := r.look(began)
+	resp, err := used.RoundTrip(req)
+	if _, ok := errors.AsType[*tls.CertificateVerificationError](err); !ok {
+		return resp, err
+	}
+	next := r.doubt(began)
+	if next == used {
+		return nil, err
+	}
+	if req.Body != nil {
+		if req.GetBody == nil {
+			return nil, err
+		}
+		body, bodyErr := req.GetBody()
+		if bodyErr != nil {
+			return nil, err
+		}
+		req = utilnet.CloneRequest(req)
+		req.Body = body
+	}
+	return next.RoundTrip(req)
 }
 
 // WrappedRoundTripper implements utilnet.RoundTripperWrapper.
 func (r *rotator) WrappedRoundTripper() http.RoundTripper {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.current
+	return r.current.RoundTripper
 }
 
 // look returns the transport for a request. What is wrong with a file changes nothing.
-func (r *rotator) look(now time.Time) http.RoundTripper {
+func (r *rotator) look(now time.Time) *trusting {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if now.Sub(r.looked) < rotationInterval {
 		return r.current
 	}
 	r.looked = now
-	if r.files.ca != nil {
-		if ca, _, _ := r.files.ca.Get(); !bytes.Equal(ca, r.ca) {
-			if next, err := r.build(ca); err == nil { // else half of a file
-				old := r.current
-				r.current, r.ca = next, ca
-				utilnet.CloseIdleConnectionsFor(old)
-			}
-		}
-	}
+	r.lookForCA()
 	if r.files.cert != nil {
 		if cert, _, _ := r.files.cert.Get(); !slices.EqualFunc(cert.Certificate, r.cert.Certificate, bytes.Equal) {
 			r.cert = cert
@@ -90,4 +111,31 @@ func (r *rotator) look(now time.Time) http.RoundTripper {
 		}
 	}
 	return r.current
+}
+
+// doubt returns the transport for a request that began then and has found that the server's
+// certificate cannot be verified.
+func (r *rotator) doubt(began time.Time) *trusting {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.files.ca != nil {
+		r.files.ca.Doubt(began)
+		r.lookForCA()
+	}
+	return r.current
+}
+
+func (r *rotator) lookForCA() {
+	if r.files.ca == nil {
+		return
+	}
+	ca, _, _ := r.files.ca.Get()
+	if bytes.Equal(ca, r.current.ca) {
+		return
+	}
+	if next, err := r.build(ca); err == nil { // else half of a file
+		old := r.current
+		r.current = &trusting{next, ca}
+		utilnet.CloseIdleConnectionsFor(old.RoundTripper)
+	}
 }
