@@ -146,7 +146,7 @@ func (c *Connections) connect(cfg *rest.Config, f *files) (*rest.RESTClient, err
 	}
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return transport{next, &c.silent} })
 	if f.token != nil {
-		cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return authorizer{next, f.token} })
+		cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return authorizer{next, f.token, f.bearer} })
 	}
 	transportCfg, err := cfg.TransportConfig()
 	if err != nil {

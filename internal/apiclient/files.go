@@ -22,6 +22,8 @@ type files struct {
 	token *deadline.Latest[string]           // nil if it is in no file
 	cert  *deadline.Latest[*tls.Certificate] // likewise
 	ca    *deadline.Latest[[]byte]           // likewise
+
+	bearer string // the token until its file can be read; may be ""
 }
 
 const (
@@ -45,7 +47,7 @@ var fileWait = deadline.Wait{First: 2 * time.Second, Later: 100 * time.Milliseco
 func newFiles(cfg *rest.Config) (*files, error) {
 	f := &files{}
 	if path := cfg.BearerTokenFile; path != "" {
-		f.token = newTokenFile(path)
+		f.token, f.bearer = newTokenFile(path), cfg.BearerToken
 		cfg.BearerToken, cfg.BearerTokenFile = "", ""
 	}
 	if cfg.CertFile != "" && cfg.KeyFile != "" && len(cfg.CertData) == 0 && len(cfg.KeyData) == 0 {
@@ -62,6 +64,9 @@ func newFiles(cfg *rest.Config) (*files, error) {
 			return nil, err
 		}
 		cfg.CAFile, cfg.CAData = "", data
+	}
+	if (f.token != nil || f.cert != nil) && cfg.AuthProvider == nil { // with both, client-go refuses
+		cfg.ExecProvider = nil // client-go asks a plugin only where nothing else is left
 	}
 	return f, nil
 }
@@ -100,8 +105,9 @@ func newCAFile(path string) *deadline.Latest[[]byte] {
 // authorizer sends the token of a file with each request. A token that is refused is read
 // again for the next request.
 type authorizer struct {
-	next  http.RoundTripper
-	token *deadline.Latest[string]
+	next   http.RoundTripper
+	token  *deadline.Latest[string]
+	bearer string // serves until there is one
 }
 
 // RoundTrip implements http.RoundTripper.
@@ -110,7 +116,11 @@ func (a authorizer) RoundTrip(r *http.Request) (*http.Response, error) {
 		return a.next.RoundTrip(r)
 	}
 	token, at, err := a.token.Get()
-	if at.IsZero() {
+	switch {
+	case !at.IsZero():
+	case a.bearer != "":
+		token = a.bearer
+	default:
 		if r.Body != nil {
 			r.Body.Close()
 		}

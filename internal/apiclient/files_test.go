@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/nodeprobe/nodeprobe/internal/testtree"
 	"github.com/nodeprobe/nodeprobe/probe/deadline"
@@ -133,8 +134,10 @@ type rotation struct {
 
 	mu      sync.Mutex // guards the rest
 	serving tls.Certificate
-	seen    string // the client's name
+	seen    string // the client's name; "" without a certificate
 	conns   int
+
+	authorization string
 }
 
 func newRotation(t *testing.T) *rotation {
@@ -148,14 +151,17 @@ func newRotation(t *testing.T) *rotation {
 			t.Errorf("%s of %q, %v", req.Method, body, err)
 		}
 		r.mu.Lock()
-		r.seen = req.TLS.PeerCertificates[0].Subject.CommonName
+		r.authorization, r.seen = req.Header.Get("Authorization"), ""
+		for _, cert := range req.TLS.PeerCertificates {
+			r.seen = cert.Subject.CommonName
+		}
 		r.mu.Unlock()
 		w.Header().Set("Content-Type", "application/json")
 		io.WriteString(w, `{"kind":"Node","apiVersion":"v1","metadata":{"name":"n","uid":"1"}}`)
 	}))
 	pool := x509.NewCertPool()
 	pool.AddCert(r.clients.cert)
-	r.api.TLS = &tls.Config{ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	r.api.TLS = &tls.Config{ClientAuth: tls.VerifyClientCertIfGiven, ClientCAs: pool, GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.conns++
@@ -361,6 +367,75 @@ func TestRotationThatHangs(t *testing.T) {
 		_, _, certErr := rotatorOf(c).files.cert.Get()
 		return caErr == nil && certErr == nil
 	})
+}
+
+// Of several credentials those are used that client-go would use: a plugin is not even
+// started where there are others, and a token serves until its file can be read.
+func TestPrecedence(t *testing.T) {
+	r := newRotation(t)
+	ca := newAuthority(t, "ca")
+	r.serve(ca)
+	r.write(r.ca, ca.pem)
+	r.identify("one")
+	token, plugin := filepath.Join(t.TempDir(), "token"), &clientcmdapi.ExecConfig{
+		APIVersion: "client.authentication.k8s.io/v1", InteractiveMode: clientcmdapi.NeverExecInteractiveMode, Command: "/bin/sh",
+	}
+	tlsConfig := rest.TLSClientConfig{ServerName: "example.com", CAFile: r.ca, CertFile: r.cert, KeyFile: r.key}
+	withoutCert := rest.TLSClientConfig{ServerName: "example.com", CAFile: r.ca}
+	for _, test := range []struct {
+		name          string
+		cfg           rest.Config
+		file          string // the token's; "" for none
+		as, authorize string
+		plugin        bool
+	}{
+		{"a plugin", rest.Config{ExecProvider: plugin, TLSClientConfig: withoutCert}, "", "", "Bearer plugin", true},
+		{"a certificate and a plugin", rest.Config{ExecProvider: plugin, TLSClientConfig: tlsConfig}, "", "one", "", false},
+		{"a token file and a plugin", rest.Config{ExecProvider: plugin, BearerTokenFile: token, TLSClientConfig: withoutCert}, "file", "", "Bearer file", false},
+		{"all of them", rest.Config{ExecProvider: plugin, BearerTokenFile: token, TLSClientConfig: tlsConfig}, "file", "one", "Bearer file", false},
+		{"a token and its file", rest.Config{BearerToken: "old", BearerTokenFile: token, TLSClientConfig: withoutCert}, "file", "", "Bearer file", false},
+		{"a token and no file", rest.Config{BearerToken: "old", BearerTokenFile: token, TLSClientConfig: withoutCert}, "", "", "Bearer old", false},
+	} {
+		os.Remove(token)
+		if test.file != "" {
+			r.write(token, []byte(test.file))
+		}
+		test.cfg.Host = r.api.URL
+		for name, connect := range map[string]func() (send func() error, err error){
+			"client-go": func() (func() error, error) {
+				client, err := rest.HTTPClientFor(&test.cfg)
+				return func() error {
+					resp, err := client.Get(r.api.URL)
+					if err == nil {
+						resp.Body.Close()
+						client.CloseIdleConnections()
+					}
+					return err
+				}, err
+			},
+			"apiclient": func() (func() error, error) {
+				c, err := New(Config{API: &test.cfg, Origin: "Config.API", NodeName: "n", OnReconnect: func() {}})
+				return func() error {
+					defer c.Close()
+					_, _, err := r.get(c)
+					return err
+				}, err
+			},
+		} {
+			started := filepath.Join(t.TempDir(), "started") // another one each time, as client-go keeps what a plugin has said
+			plugin.Args = []string{"-c", "touch " + started + `; echo '{"kind":"ExecCredential","apiVersion":"client.authentication.k8s.io/v1","status":{"token":"plugin"}}'`}
+			send, err := connect()
+			if err == nil {
+				err = send()
+			}
+			_, statErr := os.Stat(started)
+			r.mu.Lock()
+			if err != nil || r.seen != test.as || r.authorization != test.authorize || (statErr == nil) != test.plugin {
+				t.Errorf("%s: %s: as %q, %q, plugin %t, %v; want %q, %q, %t", name, test.name, r.seen, r.authorization, statErr == nil, err, test.as, test.authorize, test.plugin)
+			}
+			r.mu.Unlock()
+		}
+	}
 }
 
 // What is wrong with a file is an error from the start.

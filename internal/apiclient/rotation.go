@@ -37,7 +37,7 @@ type trusting struct {
 }
 
 func newRotator(cfg *clienttransport.Config, f *files, closeAll func()) (*rotator, error) {
-	if f.cert != nil && cfg.TLS.GetCertHolder == nil {
+	if f.cert != nil {
 		cfg.TLS.GetCertHolder = &clienttransport.GetCertHolder{GetCert: func() (*tls.Certificate, error) {
 			cert, at, err := f.cert.Get()
 			if !at.IsZero() {
