@@ -28,7 +28,7 @@ func (d *daemon) rehearse(ctx context.Context, server *web.Server) (err error) {
 		{"requests", d.rehearseRequests},
 		{"connection of a client", func(ctx context.Context) error { return rehearseClient(ctx, server.URL()) }},
 		{"reload", d.reloader.rehearse},
-		{"agent", d.agent.Rehearse}, // at last: it collects the garbage
+		{"agent", d.agent.Rehearse}, // last: it collects the garbage, and its error counts
 	} {
 		start := time.Now()
 		err = step.do(ctx)

@@ -3,6 +3,7 @@ package process
 import (
 	"context"
 	"log/slog"
+	"math/rand/v2"
 	"time"
 )
 
@@ -19,8 +20,10 @@ const (
 	widenAfter = 10 * time.Minute
 	// enforceInterval is how often the bound on locked memory is enforced.
 	enforceInterval = time.Minute
-	// readyInterval is how often a rehearsal that waits for it looks at readiness.
-	readyInterval = 10 * time.Second
+	// readyInterval is how often, at most, a rehearsal that waits for it looks at readiness,
+	// and readySpread what is added at random: of all the nodes that an API server finds
+	// waiting when it starts, each rehearses at another time within a minute.
+	readyInterval, readySpread = 10 * time.Second, 50 * time.Second
 )
 
 // pauses are how long to wait, at least, after each rehearsal of which a step failed. After
@@ -45,6 +48,7 @@ type Settler struct {
 	cfg        SettlerConfig
 	memory     lockable
 	trim       func() error // for memory that is not locked
+	random     func(below time.Duration) time.Duration
 	reconnects chan struct{}
 }
 
@@ -59,7 +63,7 @@ type lockable interface {
 
 // NewSettler makes a Settler. It starts no goroutine.
 func NewSettler(cfg SettlerConfig) *Settler {
-	return &Settler{cfg: cfg, memory: cfg.Memory, trim: Trim, reconnects: make(chan struct{}, 1)}
+	return &Settler{cfg: cfg, memory: cfg.Memory, trim: Trim, random: rand.N[time.Duration], reconnects: make(chan struct{}, 1)}
 }
 
 // Reconnected is to be called when connections were dropped. It does not block.
@@ -105,7 +109,7 @@ func (s *Settler) Run(ctx context.Context) error {
 		case <-again.C:
 			locked := s.memory.State().Locked
 			if locked && s.cfg.Ready() != nil {
-				again.Reset(readyInterval)
+				again.Reset(readyInterval + s.random(readySpread))
 				continue
 			}
 			widen.Reset(widenAfter)

@@ -94,6 +94,7 @@ func (l *life) lead(t *testing.T, end time.Duration, reconnects ...time.Duration
 		Logger: slog.New(slog.NewTextHandler(lines, &slog.HandlerOptions{Level: slog.LevelDebug})),
 	})
 	s.memory, s.trim = l, func() error { l.did("trim"); return nil }
+	s.random = func(below time.Duration) time.Duration { return below / 2 }
 	ctx, cancel := context.WithTimeoutCause(t.Context(), end, errEnd)
 	defer cancel()
 	for _, at := range reconnects {
@@ -143,7 +144,7 @@ func TestSettler(t *testing.T) {
 		},
 		{
 			name: "API server late", life: life{limit: limit, away: 3 * time.Hour}, end: day,
-			want: "5s settle, 9s rehearsed: away, 3h0m13s rehearsed: <nil>, 3h10m9s widen",
+			want: "5s settle, 9s rehearsed: away, 3h0m38s rehearsed: <nil>, 3h10m34s widen",
 			log: []string{
 				`msg="memory is locked"`, `level=INFO msg="not everything is rehearsed" err=away`,
 				`level=INFO msg=rehearsed took=4s bytes=4096`,
@@ -157,7 +158,7 @@ func TestSettler(t *testing.T) {
 		},
 		{
 			name: "unlocked before the API server answers", life: life{limit: limit, away: 3 * time.Hour, unlockAt: time.Hour}, end: day,
-			want: "5s settle, 9s rehearsed: away, 1h10m9s widen",
+			want: "5s settle, 9s rehearsed: away, 1h10m24s widen",
 			log:  []string{`msg="memory is locked"`, "away"},
 		},
 		{name: "end before it settles", life: life{limit: limit}, end: 4 * time.Second},
@@ -172,8 +173,8 @@ func TestSettler(t *testing.T) {
 			log:  []string{`msg="memory is locked"`, "away"},
 		},
 		{
-			name: "end while it rehearses again", life: life{limit: limit, away: 30 * time.Second}, end: 41 * time.Second,
-			want: "5s settle, 9s rehearsed: away, 41s rehearsed: the end",
+			name: "end while it rehearses again", life: life{limit: limit, away: 50 * time.Second}, end: 56 * time.Second,
+			want: "5s settle, 9s rehearsed: away, 56s rehearsed: the end",
 			log:  []string{`msg="memory is locked"`, "away"},
 		},
 	} {
