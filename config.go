@@ -52,8 +52,8 @@ type Config struct {
 	// SampleInterval is the longest time between two samples, from 100 ms to 1 h.
 	// Limits that the kernel cannot watch are sampled the faster the nearer they are.
 	SampleInterval time.Duration
-	// StatfsTimeout is how long a sample waits for a filesystem, or a file, that
-	// does not answer: from 10 ms to 1 min.
+	// StatfsTimeout is how long a filesystem, or a file, may take to answer: from 10 ms
+	// to 1 min. One that takes longer has failed until it answers in time.
 	StatfsTimeout time.Duration
 	// DisableBPF leaves all to procfs and sysfs.
 	DisableBPF bool

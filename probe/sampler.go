@@ -30,12 +30,12 @@ type Config struct {
 	ImageDirectories []string
 	// Interval is the time between two samples if nothing asks for one sooner.
 	Interval time.Duration
-	// StatfsTimeout is how long a sample waits for a filesystem, and for a file that
-	// may be on a disk; 0 means 2 s.
+	// StatfsTimeout is how long a filesystem, or a file that may be on a disk, may take to
+	// answer; 0 means 2 s. One that takes longer has failed until it answers in time.
 	StatfsTimeout time.Duration
 	// DiskPatience is how long a sample waits for one of these that has answered before:
 	// then what it answered last serves, and a newer answer within StatfsTimeout gets a
-	// sample of its own. 0 means StatfsTimeout.
+	// sample of its own, as does the end of that. 0 means StatfsTimeout.
 	DiskPatience time.Duration
 
 	// Kernel has the counters of the BPF programs; nil without BPF.
@@ -64,7 +64,7 @@ const (
 	CauseLimits              // pid_max or threads-max was written to
 	CauseView                // a live table is shown
 	CauseReload              // the limits or the interval changed
-	CauseDisk                // a disk that was not waited for has answered
+	CauseDisk                // a disk that was not waited for has answered, or failed
 
 	// NumCauses is the length of an array indexed by Cause.
 	NumCauses = int(iota)
