@@ -48,10 +48,9 @@ func TestRun(t *testing.T) {
 				t.Errorf("%s is not logged", name)
 			}
 		}
-		close(taken)
 		var got []string
-		for name := range taken {
-			got = append(got, name)
+		for len(taken) > 0 {
+			got = append(got, <-taken)
 		}
 		if want := []string{"failing", "waiting", "hanging", "good", "last"}; !slices.Equal(got, want) {
 			t.Errorf("steps taken are %q, want %q", got, want)
