@@ -8,9 +8,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -48,8 +50,8 @@ type scene struct {
 	pid   int
 }
 
-// newScene returns when nodeprobe has done what follows its start. Its program is on the
-// disk of the test's directory.
+// newScene sets the scene for nodeprobe, whose program is on the disk of the test's
+// directory.
 func newScene(t *testing.T, cp *controlplane.ControlPlane, config agent.Config) *scene {
 	t.Helper()
 	disk := pressure.Disk(t, 64)
@@ -60,9 +62,33 @@ func newScene(t *testing.T, cp *controlplane.ControlPlane, config agent.Config) 
 		"nodeStatusUpdateFrequency": "10s", "nodeLeaseDurationSeconds": 40, "logLevel": "debug",
 	})
 	s.Spec.Binary = copyOf(t, s.Spec.Binary)
+	return s
+}
+
+// start returns when nodeprobe has done what follows its start.
+func (s *scene) start() {
+	s.T.Helper()
 	s.agent = s.StartReady()
 	s.pid = s.agent.PID()
-	return s
+}
+
+// startLate starts nodeprobe before the API server, and returns when it has rehearsed what
+// it could not before.
+func (s *scene) startLate() {
+	s.T.Helper()
+	s.proxy.Refuse()
+	s.agent = s.Start()
+	s.pid = s.agent.PID()
+	first := stage.WaitLogged(s.T, s.agent, "not everything is rehearsed", 0)
+	if !strings.HasPrefix(first.Err, "rehearse API server: ") {
+		s.T.Errorf("not rehearsed: %s", first.Err)
+	}
+	before := must.Get(footprint.Read(s.pid))(s.T)
+	must.OK(s.T, s.proxy.Accept())
+	stage.Until(s.T, "it has rehearsed", func() bool {
+		return slices.ContainsFunc(stage.Logged(s.T, s.agent, "rehearsed"), func(r agent.Record) bool { return r.Level == "INFO" })
+	})
+	s.T.Logf("%d KiB before there was an API server, %d KiB after", before.RSS>>10, must.Get(footprint.Read(s.pid))(s.T).RSS>>10)
 }
 
 // copyOf returns a copy of a program that only this test maps.
@@ -136,27 +162,13 @@ func TestFaults(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			s := newScene(t, cp, agent.Config{"lockedMemoryLimit": test.limit})
+			s.start()
 			if test.limit == "0" {
 				time.Sleep(time.Until(s.agent.Started.Add(10 * time.Second)))
+				total[test.name] = s.count(test.actions, math.MaxInt64)
 			} else {
 				s.waitRehearsed()
-			}
-			s.evict()
-			kept := must.Get(footprint.Read(s.pid))(t)
-			t.Logf("%d KiB of the program are left in memory, %d KiB in all", kept.RSSFile>>10, kept.RSS>>10)
-			for _, a := range test.actions {
-				s.evict()
-				before := s.faults()
-				a.do(s)
-				time.Sleep(300 * time.Millisecond) // what goes on behind it
-				after := s.faults()
-				major := after.major - before.major
-				total[test.name] += major
-				t.Logf("%-36s %4d major faults, %4d minor", a.name, major, after.minor-before.minor)
-				if test.limit != "0" && major > maxFaults {
-					t.Errorf("%s: %d major faults, more than %d", a.name, major, maxFaults)
-				}
-				s.release()
+				total[test.name] = s.count(test.actions, maxFaults)
 			}
 		})
 	}
@@ -164,6 +176,38 @@ func TestFaults(t *testing.T) {
 	if total["not locked"] < 40 {
 		t.Errorf("only %d major faults without a lock: this test shows nothing", total["not locked"])
 	}
+}
+
+// An API server that was not there when nodeprobe rehearsed changes nothing.
+func TestFaultsLate(t *testing.T) {
+	need.Root(t)
+	s := newScene(t, controlplane.StartExclusive(t, controlplane.Options{}), agent.Config{"lockedMemoryLimit": "48Mi"})
+	s.startLate()
+	s.count(actions[10:13], maxFaults) // failures of the API server
+}
+
+// count returns how many major faults the actions cost, each of which is to cost no more
+// than limit.
+func (s *scene) count(actions []action, limit int64) (total int64) {
+	s.T.Helper()
+	s.evict()
+	kept := must.Get(footprint.Read(s.pid))(s.T)
+	s.T.Logf("%d KiB of the program are left in memory, %d KiB in all", kept.RSSFile>>10, kept.RSS>>10)
+	for _, a := range actions {
+		s.evict()
+		before := s.faults()
+		a.do(s)
+		time.Sleep(300 * time.Millisecond) // what goes on behind it
+		after := s.faults()
+		major := after.major - before.major
+		total += major
+		s.T.Logf("%-36s %4d major faults, %4d minor", a.name, major, after.minor-before.minor)
+		if major > limit {
+			s.T.Errorf("%s: %d major faults, more than %d", a.name, major, limit)
+		}
+		s.release()
+	}
+	return total
 }
 
 // waitRehearsed waits until everything is rehearsed, and shows how long each step took.
