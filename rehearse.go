@@ -54,7 +54,7 @@ func (a *Agent) Rehearse(ctx context.Context) error {
 type rehearser struct {
 	agent  *Agent
 	double *Agent // does what the agent does, in mode Observe
-	cfg    Config // in force, and heard by nobody
+	cfg    Config // in force, but nobody gets its log, metrics and callbacks
 	log    *slog.Logger
 
 	snapshot          probe.Snapshot
@@ -120,7 +120,7 @@ func (r *rehearser) sample(ctx context.Context) error {
 		for _, n := range d.sampler.Causes() {
 			taken += n
 		}
-		return taken >= 2 // the first opens the files
+		return taken >= 2 // the first also opens the files
 	})
 }
 
@@ -165,8 +165,9 @@ func (r *rehearser) kernel(context.Context) error {
 	a := r.agent
 	a.notifier.Refresh()
 	a.limits.Invalidate()
-	if !attached(a.hooks, bpf.Pressure) {
-		return a.sensor.Rehearse()
+	err := a.sensor.Rehearse()
+	if attached(a.hooks, bpf.Pressure) { // without it, there is nothing to measure with
+		err = errors.Join(err, a.RearmBPF())
 	}
-	return errors.Join(a.sensor.Rehearse(), a.RearmBPF())
+	return err
 }
