@@ -143,14 +143,20 @@ func (w *Writers) Heartbeat(ctx context.Context, healthy func() error) error {
 	defer task.Wait()
 	defer stop()
 	task.Go(func() { _ = heartbeater.Run(ctx) })
-	renewed := func() bool {
-		return heartbeater.State().Result == heartbeat.ResultSuccess && !w.clients.ForLeases.Failing()
+	renewed := func() error {
+		err := Until(ctx, func() bool {
+			return heartbeater.State().Result == heartbeat.ResultSuccess && !w.clients.ForLeases.Failing()
+		})
+		if err != nil {
+			return errors.Join(err, heartbeater.State().Err)
+		}
+		return nil
 	}
-	if err := Until(ctx, renewed); err != nil {
+	if err := renewed(); err != nil {
 		return err
 	}
 	w.clients.ForLeases.Fail(mishaps)
-	return Until(ctx, renewed)
+	return renewed()
 }
 
 // watch follows the Node until it is shown as it is, once without success.

@@ -183,6 +183,11 @@ func TestWritersRefused(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), api.refuse) {
 		t.Errorf("Post returns %v", err)
 	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if err := w.Heartbeat(ctx, healthy); err == nil || !strings.Contains(err.Error(), api.refuse) {
+		t.Errorf("Heartbeat returns %v", err)
+	}
 	if asked := api.with("dry run PATCH"); len(asked) == 0 || len(asked) > 5 {
 		t.Errorf("it is asked %d times", len(asked))
 	}
