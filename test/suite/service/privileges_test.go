@@ -100,7 +100,7 @@ func checkThread(t *testing.T, pid int, thread string) {
 	}
 	// One thread cannot read another's in /proc/PID/task.
 	slack, err := os.ReadFile("/proc/" + thread + "/timerslack_ns")
-	if err != nil || strings.TrimSpace(string(slack)) != "4000000" {
+	if err != nil || strings.TrimSpace(string(slack)) != "1000000" {
 		t.Errorf("thread %s: timer slack %s: %v", thread, slack, err)
 	}
 }
