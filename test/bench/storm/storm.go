@@ -24,7 +24,7 @@ const (
 	// hog ends it by itself at the limit.
 	least, most, limit = 25 * time.Second, 38 * time.Second, 60 * time.Second
 	// memoryMargin is how far the limit of memory.available lies below the least of a storm.
-	memoryMargin = 32 * mi
+	memoryMargin = 12 * mi
 	// thrashing is the share of a storm in which some task has to wait for memory.
 	thrashing = 0.15
 )
