@@ -70,7 +70,10 @@ cmd/nodeprobe/internal/config.
 
 The Node's name is that of --hostname-override, else nodeName, else the environment
 variable NODE_NAME, else the hostname. GOMEMLIMIT, the Go runtime's own variable, bounds
-what garbage may add; the manifests set it to half of the memory limit.
+what garbage may add; the manifests set it to half of the memory limit. They set
+GODEBUG=asyncpreemptoff=1, too: where a thread has to wait for the CPU, the runtime else
+interrupts it by a signal, whose handler looks into tables of the program that are seldom
+used, and in a shortage of memory waits for the disk.
 
 # Serving
 

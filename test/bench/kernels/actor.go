@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nodeprobe/nodeprobe/test/bench/program"
+	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
@@ -58,6 +59,7 @@ func actor(p *program.P) {
 	for _, binary := range must.Get(filepath.Glob("/tmp/*/nodeprobe"))(p) {
 		dir := filepath.Dir(binary)
 		cmd := exec.CommandContext(p.Context(), binary, "run", "--config", dir+"/config.yaml", "--kubeconfig", dir+"/kubeconfig")
+		cmd.Env = append(os.Environ(), agent.Env...)
 		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stdout
 		must.OK(p, startIn("system.slice/"+filepath.Base(dir)+".service", cmd))
 		p.Cleanup(func() {

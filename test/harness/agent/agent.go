@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -72,6 +73,9 @@ func Hard(thresholds map[string]string) map[string]string {
 	return all
 }
 
+// Env is the environment that the manifests give every agent.
+var Env = []string{"GOMEMLIMIT=32MiB", "GODEBUG=asyncpreemptoff=1"}
+
 // Spec is what to run.
 type Spec struct {
 	// Binary is the file that Build made.
@@ -84,7 +88,7 @@ type Spec struct {
 	Config Config
 	// Args come after the arguments of every agent.
 	Args []string
-	// Env is added to this process's environment.
+	// Env is added to the package's Env, and to this process's environment.
 	Env []string
 	// Cgroup is as in process.Spec.
 	Cgroup string
@@ -134,7 +138,7 @@ func start(t testing.TB, spec Spec) (*Agent, error) {
 		a.scheme, a.client = "https", &http.Client{Transport: &http.Transport{TLSClientConfig: spec.TLS}}
 	}
 	a.Process = must.Get(process.Start(process.Spec{
-		Path: spec.Binary, LogFile: a.LogFile, Env: spec.Env, Cgroup: spec.Cgroup, Unread: spec.Unread,
+		Path: spec.Binary, LogFile: a.LogFile, Env: slices.Concat(Env, spec.Env), Cgroup: spec.Cgroup, Unread: spec.Unread,
 		Args: append([]string{
 			"run", "--config", configFile, "--hostname-override", spec.NodeName,
 			"--kubeconfig", spec.Kubeconfig, "--web.listen-address", a.address,

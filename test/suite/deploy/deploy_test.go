@@ -179,6 +179,9 @@ func checkPod(t *testing.T, ds *appsv1.DaemonSet) {
 	} else if soft, err := resource.ParseQuantity(strings.TrimSuffix(c.Env[i].Value, "B")); err != nil || 2*soft.Value() != c.Resources.Limits.Memory().Value() {
 		t.Errorf("GOMEMLIMIT is %s, %v, the memory limit %s", c.Env[i].Value, err, c.Resources.Limits.Memory())
 	}
+	if !slices.Contains(c.Env, corev1.EnvVar{Name: "GODEBUG", Value: "asyncpreemptoff=1"}) {
+		t.Error("signals interrupt its threads")
+	}
 	if !slices.ContainsFunc(spec.Tolerations, func(t corev1.Toleration) bool {
 		return t.Operator == corev1.TolerationOpExists && t.Key == "" && t.Effect == ""
 	}) {
