@@ -3,12 +3,16 @@ package main
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/nodeprobe/nodeprobe/cmd/nodeprobe/internal/web"
 )
@@ -27,6 +31,7 @@ func (d *daemon) rehearse(ctx context.Context, server *web.Server) (err error) {
 	}{
 		{"requests", d.rehearseRequests},
 		{"connection of a client", func(ctx context.Context) error { return rehearseClient(ctx, server.URL()) }},
+		{"client that is gone", rehearseBrokenPipe},
 		{"reload", d.reloader.rehearse},
 		{"agent", d.agent.Rehearse}, // last: it collects the garbage, and its error counts
 	} {
@@ -102,6 +107,20 @@ func rehearseClient(ctx context.Context, address string) error {
 	}
 	_, err = io.Copy(io.Discard, conn)
 	return err
+}
+
+// rehearseBrokenPipe gets the signal that comes with it, which the Go runtime ignores.
+func rehearseBrokenPipe(context.Context) error {
+	ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return os.NewSyscallError("socketpair", err)
+	}
+	defer unix.Close(ends[0])
+	unix.Close(ends[1])
+	if _, err := unix.Write(ends[0], []byte{0}); !errors.Is(err, unix.EPIPE) {
+		return fmt.Errorf("write to a socket without another end: %w", err)
+	}
+	return nil
 }
 
 // local returns the address at which this machine reaches what listens on another.

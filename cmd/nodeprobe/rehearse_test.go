@@ -45,7 +45,7 @@ func TestRehearse(t *testing.T) {
 				}
 				steps++
 			}
-			if steps < 5 {
+			if steps < 6 {
 				t.Errorf("%d steps", steps)
 			}
 			if r.memory() != 0 || r.metric("nodeprobe_config_last_reload_successful") != 1 {

@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"sync"
 	"time"
 
@@ -22,6 +23,10 @@ import (
 // stepTimeout bounds each step. The longest, of the API server, takes some four seconds,
 // in which it mostly waits.
 const stepTimeout = 10 * time.Second
+
+// collectInterval is between two collections of garbage during the steps. One takes a
+// millisecond or two of CPU time.
+const collectInterval = 100 * time.Millisecond
 
 // Step is a part of a rehearsal.
 type Step struct {
@@ -45,6 +50,9 @@ func (r *Rehearsal) Run(ctx context.Context, log *slog.Logger, steps []Step) err
 	if r.done == nil {
 		r.done = map[string]bool{}
 	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	go collect(ctx)
 	var errs []error
 	for _, s := range steps {
 		if r.done[s.Name] && !s.Always {
@@ -58,6 +66,22 @@ func (r *Rehearsal) Run(ctx context.Context, log *slog.Logger, steps []Step) err
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// collect collects garbage again and again until ctx ends. For each function that is under
+// way on some stack, a collection looks into the runtime's tables, as does a stack that has
+// to grow, and a collection makes stacks shrink.
+func collect(ctx context.Context) {
+	tick := time.NewTicker(collectInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			runtime.GC()
+		}
+	}
 }
 
 // bounded takes a step, and leaves it alone if it does not end in time: it may wait for a
