@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -15,6 +16,8 @@ import (
 
 // withoutBPF ends every Remedy: it always helps.
 const withoutBPF = "or run without BPF (bpf: off)"
+
+const remedyLockdown = "boot with lockdown=integrity or none (a running kernel cannot go back), " + withoutBPF
 
 // environment decides whether this process can use BPF at all. The kernel returns EPERM
 // for nearly everything, so the reason has to be found here.
@@ -27,8 +30,13 @@ type environment struct {
 	userNamespace bool
 	// seccomp reports whether a filter is in force.
 	seccomp bool
-	// lockdown is "none", "integrity", "confidentiality", or "" if not known.
+	// lockdown is "none", "integrity", "confidentiality", or "" if not known, as in a
+	// container without securityfs.
 	lockdown string
+	// selinux is the SELinux type of the process, such as "container_t"; "" without SELinux.
+	selinux string
+	// types is why kernelBTF cannot be read, nil if it can.
+	types error
 	// memlock is why raiseMemlock failed.
 	memlock error
 }
@@ -59,6 +67,10 @@ func readEnvironment() environment {
 	if b, err := os.ReadFile("/sys/kernel/security/lockdown"); err == nil {
 		env.lockdown = parseLockdown(b)
 	}
+	if b, err := os.ReadFile("/proc/self/attr/current"); err == nil {
+		env.selinux = parseSELinuxType(b)
+	}
+	env.types = unix.Access(kernelBTF, unix.R_OK)
 	return env
 }
 
@@ -76,6 +88,35 @@ func parseLockdown(b []byte) string {
 	_, rest, _ := bytes.Cut(b, []byte{'['})
 	mode, _, _ := bytes.Cut(rest, []byte{']'})
 	return string(mode)
+}
+
+// parseSELinuxType returns the third part of a context such as
+// "system_u:system_r:container_t:s0:c1,c2", "" if it is none: AppArmor shows the name of a
+// profile there, and its mode in brackets.
+func parseSELinuxType(b []byte) string {
+	context := strings.TrimSpace(string(bytes.Trim(b, "\x00\n")))
+	parts := strings.Split(context, ":")
+	if len(parts) < 3 || strings.ContainsAny(context, " (/") {
+		return ""
+	}
+	return parts[2]
+}
+
+// lockedDown reports whether the kernel lacks the helper that lockdown=confidentiality
+// takes away, for all that err says. Every kernel with BTF has it otherwise.
+func lockedDown(err error) bool {
+	var verifier *ebpf.VerifierError
+	return errors.As(err, &verifier) && slices.ContainsFunc(verifier.Log, func(line string) bool {
+		return strings.Contains(line, "bpf_probe_read_kernel") &&
+			(strings.Contains(line, "unknown func") || strings.Contains(line, "cannot use helper"))
+	})
+}
+
+// isDenied reports whether a security module refused bpf(2). The verifier returns EACCES
+// too, but says why.
+func isDenied(err error) bool {
+	var verifier *ebpf.VerifierError
+	return errors.Is(err, unix.EACCES) && (!errors.As(err, &verifier) || len(verifier.Log) == 0)
 }
 
 // missingCaps returns the names of the capabilities that are needed and absent.
@@ -98,10 +139,12 @@ func (env environment) missingCaps() []string {
 // explain turns an error of loading or attaching into the one to show, and a remedy. It
 // drops the library's guess at the reason for EPERM, which is always RLIMIT_MEMLOCK.
 func (env environment) explain(err error) (error, string) {
-	refused := errors.Is(err, unix.EPERM)
+	refused, denied := errors.Is(err, unix.EPERM), isDenied(err)
 	brief := err
 	if refused {
 		brief = unix.EPERM
+	} else if denied {
+		brief = unix.EACCES
 	}
 	if missing := env.missingCaps(); missing != nil {
 		return fmt.Errorf("lacks %s: %w", strings.Join(missing, " and "), brief),
@@ -113,8 +156,15 @@ func (env environment) explain(err error) (error, string) {
 		return fmt.Errorf("bpf(2) is missing: %w", unix.ENOSYS),
 			"use a kernel built with CONFIG_BPF_SYSCALL, allow bpf in the seccomp profile, " + withoutBPF
 	case env.lockdown == "confidentiality":
-		return fmt.Errorf("kernel lockdown is %q: %w", env.lockdown, brief),
-			"boot with lockdown=integrity or none, " + withoutBPF
+		return fmt.Errorf("kernel lockdown is %q: %w", env.lockdown, brief), remedyLockdown
+	case lockedDown(err):
+		return fmt.Errorf("kernel %s lets no program read its memory, as with lockdown=confidentiality: %w", env.release, err), remedyLockdown
+	case denied && env.selinux != "":
+		return fmt.Errorf("SELinux refuses bpf(2) to type %s: %w", env.selinux, brief),
+			"set seLinuxOptions.type: spc_t in the pod, else allow " + env.selinux + " the class bpf (ausearch -m avc shows what was refused), " + withoutBPF
+	case denied:
+		return fmt.Errorf("a security module or seccomp filter refuses bpf(2): %w", brief),
+			"allow bpf in the profile of SELinux, AppArmor or seccomp (the kernel's log and ausearch -m avc show what was refused), " + withoutBPF
 	case refused && env.userNamespace:
 		return fmt.Errorf("capabilities only hold in a user namespace: %w", brief),
 			"run in the initial user namespace (not rootless), " + withoutBPF
@@ -139,8 +189,11 @@ func (env environment) explain(err error) (error, string) {
 
 // remedyNoTypes is the remedy for kernel types that cannot be read from path.
 func (env environment) remedyNoTypes(path string) string {
-	if path != "" {
+	switch {
+	case path != "":
 		return fmt.Sprintf("replace %s by a BTF file for kernel %s, leave it out, %s", path, env.release, withoutBPF)
+	case errors.Is(env.types, unix.EACCES):
+		return fmt.Sprintf("let nodeprobe read %s, which AppArmor or SELinux forbids, %s", kernelBTF, withoutBPF)
 	}
 	return fmt.Sprintf("use a kernel built with CONFIG_DEBUG_INFO_BTF (%s shows no %s), %s", env.release, kernelBTF, withoutBPF)
 }

@@ -72,6 +72,60 @@ func TestExplain(t *testing.T) {
 			want: `lockdown is "confidentiality": unknown func`,
 			help: "lockdown=integrity",
 		},
+		"lockdown that no file shows": {
+			env:  environment{caps: both, release: "6.1"},
+			err:  &ebpf.VerifierError{Cause: unix.EINVAL, Log: []string{"unknown func bpf_probe_read_kernel#113", "processed 9 insns"}},
+			want: "kernel 6.1 lets no program read its memory, as with lockdown=confidentiality",
+			help: "lockdown=integrity",
+			is:   unix.EINVAL,
+		},
+		"lockdown that no file shows, in newer words": {
+			env:  environment{caps: both},
+			err:  &ebpf.VerifierError{Cause: unix.EINVAL, Log: []string{"program of this type cannot use helper bpf_probe_read_kernel#113"}},
+			want: "lockdown=confidentiality",
+			help: "lockdown=integrity",
+		},
+		"another helper is missing": {
+			env:  environment{caps: both, release: "5.10"},
+			err:  &ebpf.VerifierError{Cause: unix.EINVAL, Log: []string{"R1 of bpf_probe_read_kernel#113 is fine", "unknown func bpf_timer_init#169"}},
+			want: "verifier of kernel 5.10: ",
+			help: "log",
+		},
+		"SELinux": {
+			env:  environment{caps: both, selinux: "container_t", seccomp: true, memlock: unix.EPERM},
+			err:  fmt.Errorf("map events: map create: %w", unix.EACCES),
+			want: "SELinux refuses bpf(2) to type container_t: permission denied",
+			help: "spc_t",
+			is:   os.ErrPermission,
+		},
+		"SELinux, at a program": {
+			env:  environment{caps: both, selinux: "nodeprobe_t"},
+			err:  fmt.Errorf("program task_newtask: %w", &ebpf.VerifierError{Cause: unix.EACCES}),
+			want: "SELinux refuses bpf(2) to type nodeprobe_t",
+			help: "allow nodeprobe_t the class bpf",
+			is:   os.ErrPermission,
+		},
+		"EACCES, without SELinux": {
+			env:  environment{caps: both},
+			err:  unix.EACCES,
+			want: "a security module or seccomp filter refuses bpf(2): permission denied",
+			help: "AppArmor",
+			is:   os.ErrPermission,
+		},
+		"the verifier, with SELinux": {
+			env:  environment{caps: both, selinux: "spc_t", release: "6.1"},
+			err:  &ebpf.VerifierError{Cause: unix.EACCES, Log: []string{"R0 !read_ok"}},
+			want: "verifier of kernel 6.1: ",
+			help: "log",
+			is:   unix.EACCES,
+		},
+		"SELinux does not answer with EPERM": {
+			env:  environment{caps: both, selinux: "spc_t", seccomp: true},
+			err:  eperm,
+			want: "seccomp filter: operation not permitted",
+			help: "allow bpf in the seccomp profile",
+			is:   os.ErrPermission,
+		},
 		"locked memory": {
 			env:  environment{caps: both, memlock: unix.EPERM},
 			err:  eperm,
@@ -137,6 +191,40 @@ func TestParseLockdown(t *testing.T) {
 	} {
 		if got := parseLockdown([]byte(in)); got != want {
 			t.Errorf("parseLockdown(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestParseSELinuxType(t *testing.T) {
+	for in, want := range map[string]string{
+		"system_u:system_r:container_t:s0:c1,c2\x00": "container_t",
+		"unconfined_u:unconfined_r:spc_t:s0\n":       "spc_t",
+		"system_u:system_r:init_t":                   "init_t",
+		"docker-default (enforce)\n":                 "",
+		"unconfined\n":                               "",
+		":k8s:cri:containerd.default (complain)":     "",
+		"/usr/sbin/a:b:c":                            "",
+		"":                                           "",
+		"kernel":                                     "",
+	} {
+		if got := parseSELinuxType([]byte(in)); got != want {
+			t.Errorf("parseSELinuxType(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestRemedyNoTypes(t *testing.T) {
+	for name, tt := range map[string]struct {
+		env  environment
+		path string
+		want string
+	}{
+		"none":         {environment{types: unix.ENOENT, release: "4.19"}, "", "CONFIG_DEBUG_INFO_BTF (4.19 shows no " + kernelBTF},
+		"forbidden":    {environment{types: unix.EACCES}, "", "let nodeprobe read " + kernelBTF},
+		"a wrong file": {environment{types: unix.EACCES}, "/etc/btf", "replace /etc/btf"},
+	} {
+		if got := tt.env.remedyNoTypes(tt.path); !strings.Contains(got, tt.want) || !strings.HasSuffix(got, withoutBPF) {
+			t.Errorf("%s: %q, want %q", name, got, tt.want)
 		}
 	}
 }

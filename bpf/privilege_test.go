@@ -93,6 +93,7 @@ func TestPrivileges(t *testing.T) {
 		"CAP_PERFMON":    {attr: nobody(unix.CAP_PERFMON), err: "lacks CAP_BPF: operation not permitted", remedy: "add them"},
 		"seccomp EPERM":  {args: []string{strconv.Itoa(int(unix.EPERM))}, err: "seccomp filter: operation not permitted", remedy: "seccomp profile"},
 		"seccomp ENOSYS": {args: []string{strconv.Itoa(int(unix.ENOSYS))}, err: "bpf(2) is missing: function not implemented", remedy: "seccomp profile"},
+		"seccomp EACCES": {args: []string{strconv.Itoa(int(unix.EACCES))}, err: "security module or seccomp filter refuses bpf(2): permission denied", remedy: "seccomp"},
 		"user namespace": {
 			attr: &syscall.SysProcAttr{
 				Cloneflags:  syscall.CLONE_NEWUSER,
