@@ -130,7 +130,7 @@ func (d *dirtyCgroups) remove(tb testing.TB) {
 // counted something, beside one after a single cgroup has counted as much, and what
 // memory.stat of the root costs there. All are single reads, with cold caches.
 func reportDirty(t *testing.T, cgroups int) {
-	const rounds = 101
+	const rounds = 51
 	d := newDirtyCgroups(t, cgroups)
 	root, _ := cgroup.Memory("/sys/fs/cgroup")
 	stat, err := unix.Open(filepath.Join(root, "memory.stat"), unix.O_RDONLY|unix.O_CLOEXEC, 0)

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-var benchReport = flag.Bool("bench-report", false, "measure for about half a minute what a sample costs beside its peers and print RESULT lines")
+var benchReport = flag.Bool("bench-report", false, "measure for about a minute what a sample costs beside its peers and print RESULT lines")
 
 // TestBenchReport asserts nothing about time: a busy machine would fail it. The
 // contenders take turns of some milliseconds, hundreds of times, and ratios are
@@ -48,7 +48,8 @@ func TestBenchReport(t *testing.T) {
 	fmt.Printf("RESULT sample_observe_ratio=%.2f x budget=1.3 peer=floor:%.0fns\n", median(ratio[2]), floorNs)
 	fmt.Printf("RESULT sample_observe_allocs=%.0f allocs/op budget=0\n", testing.AllocsPerRun(1000, contenders[2]))
 	fmt.Printf("RESULT procfs_ratio=%.2f x peer=procfs:%.0fns\n", median(ratio[3])/median(ratio[2]), median(ns[3]))
-	reportDirty(t, 2000)
+	reportCrowd(t)
+	reportDirty(t, 10_000)
 }
 
 func median(v []float64) float64 {
