@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"runtime"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -20,6 +19,7 @@ type timer struct {
 	program *ebpf.Program // nil without the signal Pressure, and after close
 	config  *ebpf.Variable
 	levels  *ebpf.Variable // mapped into this process, and stays so after close
+	cpus    int            // that the machine may have
 
 	read nodeprobeWatchLevels // what levels is copied to
 	// known is the Seq of the latest event of each kind about each watch.
@@ -42,7 +42,12 @@ func hasTimers(types *btf.Spec) bool {
 
 // newTimer returns the timer whose program is in coll.
 func newTimer(coll *ebpf.Collection) (timer, error) {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return timer{}, fmt.Errorf("count CPUs: %w", err)
+	}
 	t := timer{
+		cpus:    cpus,
 		program: coll.Programs[nodeprobeProgPressure],
 		config:  coll.Variables[nodeprobeVarConfig],
 		levels:  coll.Variables[nodeprobeVarLevels],
@@ -58,7 +63,7 @@ func (t *timer) configure(ws []Watch) error {
 		w := &ws[i]
 		rate := w.MaxRate
 		if rate == 0 {
-			rate = defaultMaxRate(w.Figure, runtime.NumCPU())
+			rate = MaxRate(w.Figure, t.cpus)
 		}
 		config.Watch[i].Figure = uint32(w.Figure)
 		config.Watch[i].Fd = uint32(w.FD)

@@ -14,8 +14,10 @@ const MaxWatches = 16
 // Figure is what a Watch compares with its thresholds. Less is always worse.
 type Figure uint8
 
-// The figures. As in /proc and statfs, the kernel's counters lag by what each CPU has
-// not added yet, a few hundred pages or blocks.
+// The figures. The kernel's counters lag by what each CPU has not added yet: up to 125
+// pages of memory, as in /proc, and 32 blocks or inodes, or twice as many as there are
+// CPUs, which statfs(2) adds up. So on a machine of 128 CPUs FreeBytes of ext4 may be off
+// by 256 MiB.
 const (
 	// PIDs is Watch.Total less the PIDs allocated in the initial PID namespace,
 	// zombies included. The fork that crosses the threshold reports it.
@@ -49,8 +51,8 @@ func (f Figure) String() string {
 	return fmt.Sprintf("figure(%d)", uint8(f))
 }
 
-// ofFilesystem reports whether the figure is about a filesystem.
-func (f Figure) ofFilesystem() bool { return f == FreeBytes || f == FreeInodes }
+// OfFilesystem reports whether the figure is about a filesystem.
+func (f Figure) OfFilesystem() bool { return f == FreeBytes || f == FreeInodes }
 
 // Watch is a figure for the kernel to compare with thresholds.
 type Watch struct {
@@ -68,8 +70,9 @@ type Watch struct {
 	// MaxRate is the fastest that the figure is expected to fall, per second. The
 	// kernel notices a crossing within half a millisecond if the fall is no faster,
 	// else within a second (fallocate(2) is faster than any rate). The higher it is,
-	// the more often the timer ticks near a threshold. 0 means a default: 4 GiB/s of
-	// memory per CPU, 4 GiB/s of writes, a million new files per second.
+	// the more often the timer ticks near a threshold. 0 means what the function
+	// [MaxRate] returns for as many CPUs as the machine may ever have, which can be far
+	// more than it has.
 	MaxRate uint64
 }
 
@@ -79,11 +82,12 @@ const MaxFigure = 1 << 62
 
 const maxRate = 1 << 43
 
-// defaultMaxRate returns the rate for a figure, given the number of CPUs.
-func defaultMaxRate(f Figure, cpus int) uint64 {
+// MaxRate returns the fastest that a figure may fall per second on a machine of so many
+// CPUs: 4 GiB of memory for each of them, 4 GiB of writes, a million new files.
+func MaxRate(f Figure, cpus int) uint64 {
 	switch f {
 	case WorkingSet, MemAvailable:
-		return 4 << 30 * uint64(cpus)
+		return min(4<<30*uint64(max(cpus, 1)), maxRate)
 	case FreeBytes:
 		return 4 << 30
 	}
@@ -101,7 +105,7 @@ func (w *Watch) validate() error {
 		return fmt.Errorf("pressure ends at %d, before it begins at %d", w.Above, w.Below)
 	case (w.Figure == PIDs || w.Figure == WorkingSet) && w.Total <= 0:
 		return fmt.Errorf("total is %d", w.Total)
-	case w.Figure.ofFilesystem() && w.FD < 0:
+	case w.Figure.OfFilesystem() && w.FD < 0:
 		return fmt.Errorf("file descriptor is %d", w.FD)
 	case w.MaxRate > maxRate:
 		return fmt.Errorf("rate %d is more than %d", w.MaxRate, uint64(maxRate))

@@ -56,7 +56,7 @@ func New(cfg Config) *Limits {
 	if cfg.Open == nil {
 		cfg.Open = openDirectory
 	}
-	return &Limits{cfg: cfg, plan: newPlan()}
+	return &Limits{cfg: cfg}
 }
 
 // Invalidate makes the next Update set all watches again: a filesystem may no longer be

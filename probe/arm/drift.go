@@ -24,17 +24,17 @@ func (d *drift) observe(kernel, sampled, slack int64) {
 // doubtful reports whether the latest look was far off, and another has to tell why.
 func (d *drift) doubtful() bool { return d.offset != 0 && !d.sure }
 
-// slack returns how far the two figures may be apart: by what the CPUs have not added to
-// the kernel's counters yet, and by what may happen between the sample and the look.
-func slack(figure bpf.Figure, cpus int64) int64 {
-	batch := max(32, 2*cpus) * cpus // of the counters of filesystems
-	switch figure {
-	case bpf.WorkingSet:
-		return 32<<20 + cpus*8<<20
-	case bpf.FreeBytes:
-		return 32<<20 + batch*4096
+// slack returns how far the kernel's figure for a watch may be from the sampled one: by
+// what happens between the sample and the look, and by what the CPUs have not added to
+// the kernel's counters yet. On a large machine the latter may be more than all of the
+// limit: a figure that is off by more than a quarter of that says too little about it.
+func slack(w bpf.Watch, m machine) int64 {
+	between := int64(1000)
+	switch w.Figure {
+	case bpf.WorkingSet, bpf.MemAvailable, bpf.FreeBytes:
+		between = 32 << 20
 	case bpf.FreeInodes:
-		return 10_000 + batch
+		between = 10_000
 	}
-	return 1000
+	return between + min(m.heldBack(w.Figure), max(0, w.Below/4))
 }

@@ -16,11 +16,12 @@ type limit struct {
 	slot        int   // the index of its watch in the kernel; -1 if it has none
 	watched     bool  // the watch is in force, and its figure agrees with the samples
 	ahead       bool  // the kernel reports pressure that the sample does not show
+	near        bool  // by less than the kernel's figure may be off, and the sample is not
 	drift       drift // of the kernel's figure
 }
 
 // relied reports whether the kernel will send an event when the limit is crossed.
-func (l *limit) relied() bool { return l.watched && !l.ahead }
+func (l *limit) relied() bool { return l.watched && !l.ahead && !l.near }
 
 // filesystem is one of those that a snapshot has.
 type filesystem int
@@ -92,6 +93,9 @@ func wanted(t pressure.Threshold, s *probe.Snapshot) bpf.Watch {
 	}
 	if figure == bpf.WorkingSet || figure == bpf.PIDs {
 		w.Total = o.Capacity
+	}
+	if s.Capacity.CPUs > 0 {
+		w.MaxRate = bpf.MaxRate(figure, int(s.Capacity.CPUs))
 	}
 	return w
 }

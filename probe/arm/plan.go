@@ -3,7 +3,6 @@ package arm
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"time"
 
@@ -31,7 +30,6 @@ const (
 //	due, again := step(input)
 //	if due: set the watches that limits want, each in its slot; armed(err); verify(levels)
 type plan struct {
-	cpus   int64
 	limits []limit // one per estimate; nil before the first step
 	// since is when some limit began to be ahead, zero if none is. While tight, the
 	// kernel reports the end of its pressure as soon as the figure is back at the limit,
@@ -41,8 +39,6 @@ type plan struct {
 	at               time.Time              // when the watches were set last
 	paths            [numFilesystems]string // of the filesystems then
 }
-
-func newPlan() plan { return plan{cpus: int64(runtime.NumCPU())} }
 
 // input is what a step is decided from.
 type input struct {
@@ -103,12 +99,20 @@ func (p *plan) reset(estimates []pressure.Estimate) {
 // went under again, the kernel would not report that, as for the kernel it never was back.
 // That matters once the condition is over: until then a sample is due at the end of its
 // transition period.
+//
+// It also finds the limits that are so near that only a sample tells: statfs(2) adds up
+// what the CPUs hold back. A BPF program would need to know where their parts are, which
+// is not in the kernel's types; and the event still comes, only not at that very moment.
 func (p *plan) compare(in *input) (again time.Duration) {
 	now, ahead := in.snapshot.Time, false
 	for i := range p.limits {
 		l, e := &p.limits[i], &in.estimates[i]
-		l.ahead = l.slot >= 0 && in.levels.Watches[l.slot].Pressure.On() && e.Headroom >= 0 &&
-			in.verdicts[l.threshold.Condition()].Status != pressure.True
+		l.ahead, l.near = false, false
+		if e.Headroom < 0 || in.verdicts[l.threshold.Condition()].Status == pressure.True {
+			continue
+		}
+		l.ahead = l.slot >= 0 && in.levels.Watches[l.slot].Pressure.On()
+		l.near = l.asked.Figure.OfFilesystem() && e.Headroom < machineOf(in.snapshot, l.threshold.Signal).heldBack(l.asked.Figure)
 		ahead = ahead || l.ahead
 	}
 	if !ahead {
@@ -167,7 +171,7 @@ func (p *plan) verify(s *probe.Snapshot, levels *bpf.Levels) error {
 		if l.want.Figure == bpf.FreeBytes {
 			kernel = max(0, kernel-reserved(s, signal))
 		}
-		l.drift.observe(kernel, s.Signals[signal].Available, slack(l.want.Figure, p.cpus))
+		l.drift.observe(kernel, s.Signals[signal].Available, slack(l.want, machineOf(s, signal)))
 		if l.drift.sure {
 			l.watched = false
 			errs = append(errs, fmt.Errorf("%s: the kernel's figure is off by %d %s", signal, l.drift.offset, signal.Unit()))

@@ -69,7 +69,7 @@ type planScene struct {
 
 func newPlanScene(t *testing.T, config pressure.Config) *planScene {
 	t.Helper()
-	s := &planScene{plan: plan{cpus: 4}, snapshot: snapshot()}
+	s := &planScene{snapshot: snapshot()}
 	s.estimates = estimates(t, config, &s.snapshot)
 	return s
 }
@@ -247,10 +247,10 @@ func TestStepSilentReturn(t *testing.T) {
 		{"fine", 1 << 30, pressure.False, 0, true},
 		{"pressure", -1, pressure.True, 1, true},
 		{"held: a sample is due at its end", 1, pressure.True, 1, true},
-		{"over, but not for the kernel", 1, pressure.False, 1, false},
+		{"over, but not for the kernel", gi, pressure.False, 1, false},
 		{"on the line", 0, pressure.False, 1, false},
-		{"not judged yet", 1, pressure.Unknown, 1, false},
-		{"over for both", 1, pressure.False, 2, true},
+		{"not judged yet", gi, pressure.Unknown, 1, false},
+		{"over for both", gi, pressure.False, 2, true},
 	} {
 		s.estimates[1].Headroom, s.verdicts[pressure.DiskPressure].Status, s.edges = step.headroom, step.status, step.edges
 		want := []bool{false, step.want, true}
