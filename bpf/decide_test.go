@@ -48,7 +48,7 @@ type decision struct {
 	Result              uint64
 }
 
-func runDecision[T decision | arithmetic](t *testing.T, coll *ebpf.Collection, name string, in T) T {
+func runDecision[T decision | arithmetic | wait](t *testing.T, coll *ebpf.Collection, name string, in T) T {
 	t.Helper()
 	var out T
 	if _, err := coll.Programs[name].Run(&ebpf.RunOptions{Context: in, ContextOut: &out}); err != nil {

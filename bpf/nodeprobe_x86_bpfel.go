@@ -116,6 +116,7 @@ const (
 	nodeprobeVarLevels                      = "levels"
 	nodeprobeVarNodes                       = "nodes"
 	nodeprobeVarNumZones                    = "num_zones"
+	nodeprobeVarPaces                       = "paces"
 	nodeprobeVarPidsLimit                   = "pids_limit"
 	nodeprobeVarRqfQuiet                    = "rqf_quiet"
 	nodeprobeVarVictimIsTask                = "victim_is_task"
@@ -198,6 +199,7 @@ type nodeprobeVariableSpecs struct {
 	Levels       *ebpf.VariableSpec `ebpf:"levels"`
 	Nodes        *ebpf.VariableSpec `ebpf:"nodes"`
 	NumZones     *ebpf.VariableSpec `ebpf:"num_zones"`
+	Paces        *ebpf.VariableSpec `ebpf:"paces"`
 	PidsLimit    *ebpf.VariableSpec `ebpf:"pids_limit"`
 	RqfQuiet     *ebpf.VariableSpec `ebpf:"rqf_quiet"`
 	VictimIsTask *ebpf.VariableSpec `ebpf:"victim_is_task"`
@@ -250,6 +252,7 @@ type nodeprobeVariables struct {
 	Levels       *ebpf.Variable `ebpf:"levels"`
 	Nodes        *ebpf.Variable `ebpf:"nodes"`
 	NumZones     *ebpf.Variable `ebpf:"num_zones"`
+	Paces        *ebpf.Variable `ebpf:"paces"`
 	PidsLimit    *ebpf.Variable `ebpf:"pids_limit"`
 	RqfQuiet     *ebpf.Variable `ebpf:"rqf_quiet"`
 	VictimIsTask *ebpf.Variable `ebpf:"victim_is_task"`

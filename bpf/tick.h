@@ -115,11 +115,14 @@ static __always_inline void judge_disk(u32 i)
 
 #define NEVER (~0ULL)
 
+struct pace paces[MAX_WATCHES];
+
 /* Measures and judges one watch. Returns how long that is valid, in ns. */
-__noinline u64 look_at(u32 i)
+__noinline u64 look_at(u32 i, u64 now)
 {
 	const struct want *want;
 	struct level *level;
+	bool pressure;
 
 	if (i >= MAX_WATCHES)
 		return NEVER;
@@ -141,13 +144,16 @@ __noinline u64 look_at(u32 i)
 	}
 	if (is(level->stale))
 		return PERIOD_MAX;
-	return until_crossing(want, is(level->pressure), level->value);
+	pressure = is(level->pressure);
+	return patience(&paces[i], now, distance_of(want, pressure, level->value),
+			until_crossing(want, pressure, level->value));
 }
 
 /* Measures and judges everything. Returns how long that is valid, in ns. */
 __noinline u64 look(void)
 {
 	u64 allocated = allocated_pids();
+	u64 now = bpf_ktime_get_ns();
 	u64 period = NEVER;
 
 	if (num_zones)
@@ -155,7 +161,7 @@ __noinline u64 look(void)
 	if (allocated)
 		judge_pids(allocated);
 	for (u32 i = 0; i < MAX_WATCHES; i++) {
-		u64 ns = look_at(i);
+		u64 ns = look_at(i, now);
 
 		if (ns < period)
 			period = ns;
@@ -230,6 +236,7 @@ __noinline int adopt(u32 i)
 		settle(&level->read_only);
 		level->value = 0;
 		level->epoch++;
+		paces[i].moved = 0;
 	}
 	settle(&level->stale);
 	level->refused = refused;

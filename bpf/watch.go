@@ -73,6 +73,13 @@ type Watch struct {
 	// the more often the timer ticks near a threshold. 0 means what the function
 	// [MaxRate] returns for as many CPUs as the machine may ever have, which can be far
 	// more than it has.
+	//
+	// A figure that rests beside its threshold is looked at less often: every half
+	// millisecond for two seconds, every 10 ms after nine, ten times a second after
+	// half a minute. A fall that lasts longer than such a sleep is seen coming, and its
+	// crossing noticed within half a millisecond; any other one when the sleep is over. A
+	// figure that goes on moving there has 500,000 ticks, about four minutes, before the
+	// timer takes no notice of that any more.
 	MaxRate uint64
 }
 

@@ -33,6 +33,36 @@ int test_until_crossing(struct decision *d)
 	return 0;
 }
 
+struct wait {
+	struct pace pace;
+	u64 now;
+	s64 distance;
+	u64 ns;
+	u64 result;
+};
+
+SEC("syscall")
+int test_patience(struct wait *w)
+{
+	struct pace pace = w->pace;
+
+	w->result = patience(&pace, w->now, w->distance, w->ns);
+	w->pace = pace;
+	return 0;
+}
+
+/* How look_at sleeps, with ns for the rate. */
+SEC("syscall")
+int test_sleep(struct wait *w)
+{
+	struct want want = {.figure = FIGURE_FREE_BYTES, .rate = w->ns};
+	struct pace pace = w->pace;
+
+	w->result = patience(&pace, w->now, w->distance, until_crossing(&want, false, w->distance));
+	w->pace = pace;
+	return 0;
+}
+
 /* Judges the value as that of watch 0, whose thresholds it sets. */
 SEC("syscall")
 int test_judge(struct decision *d)
