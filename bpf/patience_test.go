@@ -89,6 +89,7 @@ func TestPatience(t *testing.T) {
 // A figure goes its way before the timer, as look_at sets that, from the threshold at 0.
 type patient struct {
 	programs *ebpf.Collection
+	spent    uint64 // at the start
 	distance func(time.Duration) int64
 	ticks    []time.Duration
 }
@@ -96,7 +97,7 @@ type patient struct {
 func (p *patient) run(t *testing.T, until time.Duration) {
 	t.Helper()
 	const start = time.Hour // since boot
-	w := wait{NS: MaxRate(FreeBytes, 2)}
+	w := wait{Looked: uint64(start), Spent: p.spent, NS: MaxRate(FreeBytes, 2)}
 	for now := time.Duration(0); now < until; now += time.Duration(w.Result) {
 		p.ticks = append(p.ticks, now)
 		w.Now, w.Distance = uint64(start+now), p.distance(now)
@@ -115,32 +116,32 @@ func (p *patient) count(from, to time.Duration) int {
 	return n
 }
 
-// A figure that rests beside its threshold costs no more than 20 ticks a second after a
-// minute; one that goes on moving there, when it has done so for some minutes.
+// After a minute beside its threshold a figure that rests costs no more than 20 ticks a
+// second, and so does one that has moved there for so long that it has no ticks left.
 func TestTicksBesideThreshold(t *testing.T) {
 	coll := testPrograms(t, "decide.bpf.c")
-	const mib = 1 << 20
+	const (
+		mib  = 1 << 20
+		none = uint64(1<<19) * uint64(250*time.Millisecond)
+	)
 	noise := rand.New(rand.NewPCG(1, 2))
 	for name, tt := range map[string]struct {
+		spent    uint64
 		distance func(time.Duration) int64
-		calm     time.Duration
-		before   int // ticks until then
 	}{
-		"still":    {func(time.Duration) int64 { return mib }, time.Minute, 10_000},
-		"right at": {func(time.Duration) int64 { return 0 }, time.Minute, 10_000},
-		"noise":    {func(time.Duration) int64 { return noise.Int64N(mib) }, 5 * time.Minute, 600_000},
-		"a log": {func(at time.Duration) int64 {
+		"still":    {0, func(time.Duration) int64 { return mib }},
+		"right at": {0, func(time.Duration) int64 { return 0 }},
+		"noise":    {none, func(time.Duration) int64 { return noise.Int64N(mib) }},
+		"a log": {none, func(at time.Duration) int64 {
 			return mib + mib/50 - int64(at%time.Second)*mib/int64(time.Second)
-		}, 5 * time.Minute, 600_000},
+		}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			p := patient{programs: coll, distance: tt.distance}
-			p.run(t, tt.calm+2*time.Minute)
-			before, later := p.count(0, tt.calm), p.count(tt.calm, tt.calm+2*time.Minute)
-			if later > 120*20 || before > tt.before {
-				t.Errorf("%d ticks in %v, and then %.1f a second", before, tt.calm, float64(later)/120)
-			}
-		})
+		p := patient{programs: coll, spent: tt.spent, distance: tt.distance}
+		p.run(t, 3*time.Minute)
+		first, later := p.count(0, time.Minute), p.count(time.Minute, 3*time.Minute)
+		if first > 12_000 || later > 120*20 {
+			t.Errorf("%s: %d ticks in the first minute, and then %.1f a second", name, first, float64(later)/120)
+		}
 	}
 }
 
