@@ -67,7 +67,7 @@ int test_sleep(struct wait *w)
 SEC("syscall")
 int test_judge(struct decision *d)
 {
-	watches[0].want = d->want;
+	wants[0] = d->want;
 	judge(0, d->value);
 	return 0;
 }

@@ -28,7 +28,7 @@ func (d *drift) doubtful() bool { return d.offset != 0 && !d.sure }
 // what happens between the sample and the look, and by what the CPUs have not added to
 // the kernel's counters yet. On a large machine the latter may be more than all of the
 // limit: a figure that is off by more than a quarter of that says too little about it.
-func slack(w bpf.Watch, m machine) int64 {
+func slack(w bpf.Watch, heldBack int64) int64 {
 	between := int64(1000)
 	switch w.Figure {
 	case bpf.WorkingSet, bpf.MemAvailable, bpf.FreeBytes:
@@ -36,5 +36,5 @@ func slack(w bpf.Watch, m machine) int64 {
 	case bpf.FreeInodes:
 		between = 10_000
 	}
-	return between + min(m.heldBack(w.Figure), max(0, w.Below/4))
+	return between + min(heldBack, max(0, w.Below/4))
 }

@@ -64,7 +64,7 @@ func (p *plan) step(in input) (due bool, again time.Duration) {
 		l := &p.limits[i]
 		l.want = bpf.Watch{}
 		if watches < bpf.MaxWatches {
-			l.want = wanted(l.threshold, in.snapshot)
+			l.want = l.wanted(in.snapshot)
 		}
 		if l.want != (bpf.Watch{}) {
 			watches++
@@ -108,11 +108,12 @@ func (p *plan) compare(in *input) (again time.Duration) {
 	for i := range p.limits {
 		l, e := &p.limits[i], &in.estimates[i]
 		l.ahead, l.near = false, false
-		if e.Headroom < 0 || in.verdicts[l.threshold.Condition()].Status == pressure.True {
+		if l.slot < 0 || l.hint || e.Headroom < 0 || in.verdicts[l.threshold.Condition()].Status == pressure.True {
 			continue
 		}
-		l.ahead = l.slot >= 0 && in.levels.Watches[l.slot].Pressure.On()
-		l.near = l.asked.Figure.OfFilesystem() && e.Headroom < machineOf(in.snapshot, l.threshold.Signal).heldBack(l.asked.Figure)
+		level := &in.levels.Watches[l.slot]
+		l.ahead = level.Pressure.On()
+		l.near = l.asked.Figure.OfFilesystem() && e.Headroom < heldBack(in.snapshot, l.asked.Figure, level)
 		ahead = ahead || l.ahead
 	}
 	if !ahead {
@@ -163,15 +164,21 @@ func (p *plan) verify(s *probe.Snapshot, levels *bpf.Levels) error {
 	for i := range p.limits {
 		l := &p.limits[i]
 		if !l.watched {
-			l.drift = drift{}
+			l.drift, l.hint, l.shift = drift{}, false, 0
 			continue
 		}
-		signal := l.threshold.Signal
-		kernel := levels.Watches[l.slot].Value
+		signal, level := l.threshold.Signal, &levels.Watches[l.slot]
+		kernel, sampled := level.Value, s.Signals[signal].Available
+		margin := slack(l.want, heldBack(s, l.want.Figure, level))
+		if l.hint = level.IsHint(); l.hint {
+			l.drift = drift{}
+			l.follow(kernel, sampled, margin)
+			continue
+		}
 		if l.want.Figure == bpf.FreeBytes {
 			kernel = max(0, kernel-reserved(s, signal))
 		}
-		l.drift.observe(kernel, s.Signals[signal].Available, slack(l.want, machineOf(s, signal)))
+		l.drift.observe(kernel, sampled, margin)
 		if l.drift.sure {
 			l.watched = false
 			errs = append(errs, fmt.Errorf("%s: the kernel's figure is off by %d %s", signal, l.drift.offset, signal.Unit()))
