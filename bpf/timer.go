@@ -302,7 +302,7 @@ func (t *timer) refusal(f Figure, level *nodeprobeLevel) error {
 	case 4:
 		return fmt.Errorf("filesystem is none that can be watched for this: %w", errors.ErrUnsupported)
 	case 5:
-		return errors.New("filesystem is being unmounted")
+		return errors.New("filesystem is being unmounted, or is not laid out as the kernel's types say")
 	case 6:
 		return fmt.Errorf("left out of the program: %w (%w)", t.leftOut[partOf(f)], errors.ErrUnsupported)
 	}
