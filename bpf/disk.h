@@ -163,6 +163,23 @@ static __always_inline u32 kind_of(struct super_block *sb)
 	return FS_OTHER;
 }
 
+/* The filesystem's own structure points back at the super block: else it was freed,
+ * or user space took its layout from the types of another kernel. */
+static __always_inline bool points_back(const struct watch *w)
+{
+	u64 super = (u64)w->sb;
+
+	switch (w->kind) {
+	case FS_EXT4:
+		return config.fields[EXT4_SUPER] == NO_FIELD || field(w->fs, EXT4_SUPER) == super;
+	case FS_XFS:
+		return config.fields[XFS_SUPER] == NO_FIELD || field(w->fs, XFS_SUPER) == super;
+	case FS_BTRFS:
+		return config.fields[BTRFS_SUPER] == NO_FIELD || field(w->fs, BTRFS_SUPER) == super;
+	}
+	return false;
+}
+
 /* A mounted filesystem has a root; unmounting removes that before anything else.
  * And another object at the same address would not match all of this. */
 static __always_inline bool same_filesystem(const struct watch *w)
@@ -170,7 +187,7 @@ static __always_inline bool same_filesystem(const struct watch *w)
 	struct super_block *sb = w->sb;
 
 	return w->root && BPF_CORE_READ(sb, s_root) == w->root && BPF_CORE_READ(sb, s_dev) == w->dev &&
-	       BPF_CORE_READ(sb, s_magic) == w->magic && BPF_CORE_READ(sb, s_fs_info) == w->fs;
+	       BPF_CORE_READ(sb, s_magic) == w->magic && BPF_CORE_READ(sb, s_fs_info) == w->fs && points_back(w);
 }
 
 /* Fills in the filesystem of an open file, for a figure. */

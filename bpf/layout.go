@@ -41,6 +41,7 @@ func fields() []kernelField {
 		{"EXT4_FLAGS", Ext4, 8, "ext4_sb_info.s_ext4_flags"},
 		{"EXT4_JOURNAL", Ext4, 8, "ext4_sb_info.s_journal"},
 		{"EXT4_JOURNAL_FLAGS", Ext4, 8, "journal_s.j_flags"},
+		{"EXT4_SUPER", Ext4, 8, "ext4_sb_info.s_sb -"},
 		{"XFS_FREE", XFS, 8, "xfs_mount.m_free.count.count xfs_mount.m_fdblocks.count"}, // 6.15, before
 		{"XFS_SET_ASIDE", XFS, 4, "xfs_mount.m_alloc_set_aside"},
 		{"XFS_BTREES", XFS, 8, "xfs_mount.m_allocbt_blks.counter -"}, // 5.13
@@ -50,11 +51,13 @@ func fields() []kernelField {
 		{"XFS_BLOCK_INODES", XFS, 1, "xfs_mount.m_sb.sb_inopblog"},
 		{"XFS_STATE", XFS, 8, "xfs_mount.m_opstate -"}, // 5.15
 		{"XFS_FLAGS", XFS, 8, "xfs_mount.m_flags -"},   // before
+		{"XFS_SUPER", XFS, 8, "xfs_mount.m_super -"},
 		{"BTRFS_DATA", Btrfs, 8, "btrfs_fs_info.data_sinfo"},
 		{"BTRFS_UNALLOCATED", Btrfs, 8, "btrfs_fs_info.free_chunk_space.counter"},
 		{"BTRFS_TOTAL", Btrfs, 8, "btrfs_space_info.total_bytes"},
 		{"BTRFS_USED", Btrfs, 8, "btrfs_space_info.bytes_used"},
 		{"BTRFS_ON_DISK", Btrfs, 8, "btrfs_space_info.disk_total"},
+		{"BTRFS_SUPER", Btrfs, 8, "btrfs_fs_info.sb -"},
 	}
 }
 

@@ -25,7 +25,7 @@ type kernel struct {
 
 	// mu guards what follows.
 	mu       sync.Mutex
-	attached []attached      // none after close
+	attached []attached // none after close
 	closed   bool
 	read     nodeprobeTotals // what totals is copied to
 	timer    timer

@@ -80,7 +80,7 @@ type nodeprobeWatchConfig struct {
 	_        structs.HostLayout
 	PageSize uint64
 	Known    uint64
-	Fields   [24]uint32
+	Fields   [32]uint32
 	Watch    [16]nodeprobeWant
 }
 

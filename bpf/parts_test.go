@@ -63,6 +63,59 @@ func TestPartsStandAlone(t *testing.T) {
 	}
 }
 
+// What is put to the programs where there is no timer: the lowest number of tasks that
+// brings pressure about, the highest that ends one, and no state of another watch.
+func TestAdoptTasks(t *testing.T) {
+	pids := func(below, above int64) Watch { return Watch{Figure: PIDs, Total: 1000, Below: below, Above: above} }
+	for name, tt := range map[string]struct {
+		before         []Watch
+		pressure       []uint64 // edges
+		ws             []Watch
+		limit, release uint64
+		after          []uint64
+		epochs         []uint64
+	}{
+		"nothing":              {nil, nil, nil, 0, 0, nil, nil},
+		"first":                {nil, nil, []Watch{pids(100, 200)}, 900, 0, []uint64{0}, []uint64{1}},
+		"the lowest":           {nil, nil, []Watch{pids(100, 200), pids(300, 400)}, 700, 0, nil, nil},
+		"under pressure":       {[]Watch{pids(100, 200)}, []uint64{1}, []Watch{pids(100, 200)}, 0, 800, []uint64{1}, []uint64{0}},
+		"one of two":           {[]Watch{pids(100, 200), pids(300, 400)}, []uint64{0, 3}, []Watch{pids(100, 200), pids(300, 400)}, 900, 600, nil, nil},
+		"the first to end":     {[]Watch{pids(100, 200), pids(300, 400)}, []uint64{1, 3}, []Watch{pids(100, 200), pids(300, 400)}, 0, 800, nil, nil},
+		"no longer watched":    {[]Watch{pids(100, 200)}, []uint64{1}, nil, 0, 0, []uint64{2}, []uint64{1}},
+		"another index":        {[]Watch{pids(100, 200)}, []uint64{1}, []Watch{{}, pids(100, 200)}, 900, 0, []uint64{2, 0}, []uint64{1, 1}},
+		"more than there are":  {nil, nil, []Watch{pids(2000, 3000)}, 1, 0, nil, nil},
+		"and never over again": {[]Watch{pids(2000, 3000)}, []uint64{1}, []Watch{pids(2000, 3000)}, 0, 0, nil, nil},
+	} {
+		var before [MaxWatches]nodeprobeWant
+		var levels nodeprobeWatchLevels
+		for i := range tt.before {
+			before[i] = tt.before[i].want()
+		}
+		for i, n := range tt.pressure {
+			levels.Watch[i].Pressure = n
+		}
+		wants, limit, release := adoptTasks(tt.ws, &before, &levels)
+		if limit != tt.limit || release != tt.release {
+			t.Errorf("%s: limit %d, release %d, want %d, %d", name, limit, release, tt.limit, tt.release)
+		}
+		for i, n := range tt.after {
+			if got := levels.Watch[i].Pressure; got != n {
+				t.Errorf("%s: %d edges of %d, want %d", name, got, i, n)
+			}
+		}
+		for i, n := range tt.epochs {
+			if got := levels.Watch[i].Epoch; got != n {
+				t.Errorf("%s: epoch %d of %d, want %d", name, got, i, n)
+			}
+		}
+		for i := range wants {
+			if watched := i < len(tt.ws) && tt.ws[i].Figure != 0; watched != (wants[i].Figure != 0) {
+				t.Errorf("%s: watch %d is %+v", name, i, wants[i])
+			}
+		}
+	}
+}
+
 // withoutTimer makes a Sensor one of a kernel before 5.15.
 func withoutTimer(s *Sensor) {
 	for i := range s.hooks {

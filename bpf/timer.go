@@ -181,35 +181,52 @@ func (k *kernel) watchTasks(ws []Watch, refuse func(int, error)) error {
 	if err := errors.Join(t.limit.Set(uint64(0)), t.release.Set(uint64(0))); err != nil {
 		return err
 	}
-	var wants, before [MaxWatches]nodeprobeWant
+	var before [MaxWatches]nodeprobeWant
 	if err := t.wants.Get(&before); err != nil {
 		return err
 	}
-	levels, known := *t.get(), k.readTotals().Tasks > 0
-	var limit, release int64
+	in := append([]Watch(nil), ws...)
 	t.totals = [MaxWatches]int64{}
-	for i := range levels.Watch {
-		level := &levels.Watch[i]
+	for i := range in {
 		switch {
-		case i >= len(ws) || ws[i].Figure != PIDs:
-		case !known:
+		case in[i].Figure != PIDs:
+			in[i] = Watch{}
+		case k.readTotals().Tasks == 0:
+			in[i] = Watch{}
 			refuse(i, errNoFork)
-		default:
-			wants[i], t.totals[i] = ws[i].want(), ws[i].Total
 		}
-		if wants[i].Figure != before[i].Figure {
+		t.totals[i] = in[i].Total
+	}
+	levels := *t.get()
+	wants, limit, release := adoptTasks(in, &before, &levels)
+	return errors.Join(t.wants.Set(&wants), t.levels.Set(&levels), t.release.Set(release), t.limit.Set(limit))
+}
+
+// adoptTasks does what the program does that adopts watches, for those on PIDs: it returns
+// them, and at how many tasks to compare, and changes the levels of what is watched no
+// longer.
+func adoptTasks(ws []Watch, before *[MaxWatches]nodeprobeWant, levels *nodeprobeWatchLevels) (wants [MaxWatches]nodeprobeWant, limit, release uint64) {
+	for i := range ws {
+		if ws[i].Figure != 0 {
+			wants[i] = ws[i].want()
+		}
+	}
+	for i := range wants {
+		want, level := &wants[i], &levels.Watch[i]
+		if want.Figure != before[i].Figure {
 			level.Pressure += level.Pressure & 1
 			level.Epoch++
 		}
-		switch most, few := max(1, wants[i].Total-wants[i].Below), wants[i].Total-wants[i].Above; {
-		case wants[i].Figure == 0:
+		most, few := max(1, want.Total-want.Below), max(0, want.Total-want.Above)
+		switch {
+		case want.Figure == 0:
 		case Edges(level.Pressure).On():
-			release = max(release, few)
-		case limit == 0 || most < limit:
-			limit = most
+			release = max(release, uint64(few))
+		case limit == 0 || uint64(most) < limit:
+			limit = uint64(most)
 		}
 	}
-	return errors.Join(t.wants.Set(&wants), t.levels.Set(&levels), t.release.Set(uint64(release)), t.limit.Set(uint64(limit)))
+	return wants, limit, release
 }
 
 // errNoFork is why no watch on PIDs can be had yet.
@@ -294,7 +311,7 @@ func (t *timer) refusal(f Figure, level *nodeprobeLevel) error {
 	case 4:
 		return fmt.Errorf("filesystem is none that can be watched for this: %w", errors.ErrUnsupported)
 	case 5:
-		return errors.New("filesystem is being unmounted")
+		return errors.New("filesystem is being unmounted, or is not laid out as the kernel's types say")
 	case 6:
 		return fmt.Errorf("left out of the program: %w (%w)", t.leftOut[partOf(f)], errors.ErrUnsupported)
 	}

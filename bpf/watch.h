@@ -62,6 +62,7 @@ enum field {
 	EXT4_FLAGS,
 	EXT4_JOURNAL,
 	EXT4_JOURNAL_FLAGS,
+	EXT4_SUPER,
 	XFS_FREE,
 	XFS_SET_ASIDE,
 	XFS_BTREES,
@@ -71,11 +72,13 @@ enum field {
 	XFS_BLOCK_INODES,
 	XFS_STATE,
 	XFS_FLAGS,
+	XFS_SUPER,
 	BTRFS_DATA,
 	BTRFS_UNALLOCATED,
 	BTRFS_TOTAL,
 	BTRFS_USED,
 	BTRFS_ON_DISK,
+	BTRFS_SUPER,
 	NUM_FIELDS,
 };
 
@@ -97,11 +100,11 @@ struct want {
 struct watch_config {
 	u64 page_size;
 	u64 known; /* filesystems whose fields are, one bit each */
-	u32 fields[24]; /* enum field; offsets in bytes, or NO_FIELD */
+	u32 fields[32]; /* enum field; offsets in bytes, or NO_FIELD */
 	struct want watch[MAX_WATCHES];
 };
 
-_Static_assert(NUM_FIELDS <= 24, "too many fields");
+_Static_assert(NUM_FIELDS <= 32, "too many fields");
 
 /*
  * The counters count edges. The condition holds while its counter is odd: so count
