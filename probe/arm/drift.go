@@ -29,7 +29,7 @@ func (d *drift) doubtful() bool { return d.offset != 0 && !d.sure }
 func slack(figure bpf.Figure, cpus int64) int64 {
 	batch := max(32, 2*cpus) * cpus // of the counters of filesystems
 	switch figure {
-	case bpf.WorkingSet:
+	case bpf.WorkingSet, bpf.MemAvailable:
 		return 32<<20 + cpus*8<<20
 	case bpf.FreeBytes:
 		return 32<<20 + batch*4096
