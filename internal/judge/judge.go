@@ -200,10 +200,12 @@ func (j *Judge) applyRules() (changed bool) {
 	}
 	for i := range j.latest.Findings {
 		f := &j.latest.Findings[i]
-		if before := j.before[i]; f.Status != before && !onlyBecameKnown(before, f.Status) {
+		before := j.before[i]
+		transition := f.Status != before && !onlyBecameKnown(before, f.Status)
+		if transition {
 			j.transitions.WithLabelValues(f.Type).Inc()
 		}
-		if f.Since.Equal(j.latest.Snapshot.Time) && f.Status != pressure.False {
+		if transition || f.Since.Equal(j.latest.Snapshot.Time) && f.Status != pressure.False {
 			j.log.Info("condition changed", "condition", f.Type, "status", f.Status.String(), "reason", f.Reason, "message", f.Message)
 		}
 	}

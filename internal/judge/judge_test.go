@@ -251,6 +251,21 @@ func TestNextSample(t *testing.T) {
 	}
 }
 
+// The beginning of a condition of our own is logged, and its end as well.
+func TestOwnConditionsAreLogged(t *testing.T) {
+	cfg, log := judgeConfig(), &strings.Builder{}
+	cfg.Rules = []pressure.Rule{judgetest.Rule(t, "example.com/Low", "memory.available < 20%")}
+	m := New(cfg, watchNothing, slog.New(slog.NewTextHandler(log, nil)), prometheus.NewRegistry())
+	for i, memory := range []int64{50, 50, 10, 10, 50, 50} {
+		m.Observe(judgetest.At(time.Duration(i)*time.Second, memory))
+	}
+	for _, status := range []string{"True", "False"} {
+		if n := strings.Count(log.String(), `msg="condition changed" condition=example.com/Low status=`+status); n != 1 {
+			t.Errorf("%s: logged %d times:\n%s", status, n, log)
+		}
+	}
+}
+
 // A condition of our own has limits like the kubelet's: they are forecast, the kernel is
 // asked to watch them, and what it does not watch is sampled the sooner the nearer it is.
 // State and metrics show the thresholds alone.
