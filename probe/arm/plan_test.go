@@ -339,6 +339,19 @@ func TestStepMaxWatches(t *testing.T) {
 	}
 }
 
+// Two watches for each signal that the kernel has a figure for are no more than it takes.
+func TestNearestFits(t *testing.T) {
+	watches := 0
+	for signal := range probe.Signal(probe.NumSignals) {
+		if figureOf(signal) != 0 {
+			watches += 2
+		}
+	}
+	if watches > bpf.MaxWatches {
+		t.Errorf("%d watches of %d", watches, bpf.MaxWatches)
+	}
+}
+
 // Limits behind one that the kernel is ahead with, or does not watch, are polled too.
 func TestStepBehind(t *testing.T) {
 	s := newPlanScene(t, pressure.Config{})
