@@ -133,7 +133,9 @@ func (a *Agent) build() (err error) {
 	}
 	a.judge = judge.New(policy(cfg), a.limits, cfg.Logger, &a.metrics)
 	a.metrics.MustRegister(tierCollector{a.judge, a.hooks})
-	if a.notifier, err = notify.New(notify.Config{Procfs: cfg.Procfs, Sysfs: cfg.Sysfs, Alive: a.pulses.notifier.beat, Logger: log}); err != nil {
+	if a.notifier, err = notify.New(notify.Config{
+		Procfs: cfg.Procfs, Sysfs: cfg.Sysfs, Stalls: stallTriggers(cfg.Conditions), Alive: a.pulses.notifier.beat, Logger: log,
+	}); err != nil {
 		return fmt.Errorf("set up notifier: %w", err)
 	}
 	m, err := newMode(cfg, a.judge, a.sampler, &a.metrics)

@@ -17,6 +17,8 @@ import (
 	"github.com/nodeprobe/nodeprobe/internal/staged"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/cri"
+	"github.com/nodeprobe/nodeprobe/probe/notify"
+	"github.com/nodeprobe/nodeprobe/probe/pressure"
 	"github.com/nodeprobe/nodeprobe/probe/volume"
 	"github.com/nodeprobe/nodeprobe/status/node"
 )
@@ -45,6 +47,15 @@ func policy(cfg *Config) judge.Policy {
 	return judge.Policy{
 		Interval: cfg.SampleInterval, Thresholds: cfg.Thresholds, TransitionPeriod: cfg.TransitionPeriod, Rules: cfg.Conditions,
 	}
+}
+
+// stallTriggers are those of every node, and what conditions need beside them.
+func stallTriggers(conditions []pressure.Rule) []notify.StallTrigger {
+	triggers := notify.DefaultStallTriggers()
+	for _, limit := range pressure.StallLimits(conditions) {
+		triggers = notify.WithRule(triggers, limit.Resource, limit.Full, limit.Share)
+	}
+	return triggers
 }
 
 // newClients makes the clients of a configuration's node.

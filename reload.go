@@ -64,6 +64,7 @@ func (a *Agent) Reload(cfg Config) error {
 	}
 	a.warnThresholds(next.Thresholds, &snapshot)
 	a.judge.Reload(policy(&next))
+	a.notifier.SetStalls(stallTriggers(next.Conditions))
 	a.sampler.SetInterval(next.SampleInterval)
 	a.inForce = next
 	a.mode.observe(&snapshot, true) // one of our conditions may be gone

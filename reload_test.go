@@ -12,6 +12,7 @@ import (
 
 	"github.com/nodeprobe/nodeprobe/internal/judge/judgetest"
 	"github.com/nodeprobe/nodeprobe/internal/testtree"
+	"github.com/nodeprobe/nodeprobe/probe/notify"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 )
 
@@ -65,13 +66,17 @@ func TestReload(t *testing.T) {
 	testtree.Eventually(t, "as it was", func() bool { return memory() == 0 })
 
 	more.Thresholds = judgetest.Thresholds(t, map[string]string{"pid.available": "40k"})
-	more.Conditions = []pressure.Rule{judgetest.Rule(t, "example.com/Few", "pid.available < 40000")}
+	busy := judgetest.Rule(t, "example.com/Busy", "cpu.some.avg10 > 80%")
+	more.Conditions = []pressure.Rule{judgetest.Rule(t, "example.com/Few", "pid.available < 40000"), busy}
 	if err := a.Reload(more); err != nil {
 		t.Error(err)
 	}
 	testtree.Eventually(t, "a condition of one's own", func() bool {
 		s := a.State()
-		return len(s.Conditions) == 1 && s.Conditions[0].Status == pressure.True
+		return len(s.Conditions) == 2 && s.Conditions[0].Status == pressure.True
+	})
+	testtree.Eventually(t, "a trigger for the other", func() bool {
+		return slices.ContainsFunc(a.notifier.Sources(), func(s notify.Source) bool { return s.Name == "pressure_cpu_some_rule" })
 	})
 	if !strings.Contains(log.String(), "threshold 40k is above the capacity 32768") {
 		t.Errorf("no warning in\n%s", log)

@@ -36,7 +36,9 @@ func losePressure(r Resource) func(*Snapshot, error) {
 }
 
 func loseMeminfo(s *Snapshot, err error) {
-	s.Signals[MemoryAvailable] = Observation{Err: err}
+	for _, sig := range []Signal{MemoryAvailable, MemAvailable, SwapAvailable} {
+		s.Signals[sig] = Observation{Err: err}
+	}
 	s.Memory = Memory{}
 	s.Swap = Swap{}
 }

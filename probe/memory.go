@@ -160,6 +160,7 @@ func (r *memoryReader) read(s *Snapshot) {
 	s.Errors[SourceMeminfo] = err
 	s.Memory = Memory{}
 	s.Swap = Swap{}
+	s.Signals[MemAvailable], s.Signals[SwapAvailable] = Observation{Err: err}, Observation{Err: err}
 	var cgroupErr error
 	switch {
 	case r.version == cgroup.None && !r.none:
@@ -171,6 +172,10 @@ func (r *memoryReader) read(s *Snapshot) {
 		s.Memory = Memory{Total: r.mem.Total, Free: r.mem.Free, Available: r.mem.Available, OK: true}
 		s.Swap = r.swap
 		s.Swap.OK = true
+		s.Signals[MemAvailable] = observe(r.mem.Available, r.mem.Total)
+		if r.swap.Total > 0 {
+			s.Signals[SwapAvailable] = observe(r.swap.Free, r.swap.Total)
+		}
 	}
 	s.Errors[SourceMemoryCgroup] = cgroupErr
 	s.Signals[MemoryAvailable] = Observation{Err: errors.Join(err, cgroupErr)}

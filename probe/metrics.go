@@ -109,7 +109,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(descSampled, float64(snap.Time.UnixNano())/1e9)
 	for i, o := range snap.Signals {
-		if sig := Signal(i); o.OK {
+		if sig := Signal(i); o.OK && sig.Evicts() { // the others are below
 			gauge(descAvailable[sig.Unit()], float64(o.Available), sig.String())
 			gauge(descCapacity[sig.Unit()], float64(o.Capacity), sig.String())
 		}

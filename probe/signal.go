@@ -4,7 +4,7 @@ import "fmt"
 
 // Signal names one limited resource of the node. The values are indexes into
 // Snapshot.Signals; the names that users write are those of the kubelet's
-// eviction signals.
+// eviction signals, and two of our own.
 type Signal uint8
 
 const (
@@ -35,6 +35,12 @@ const (
 	// PIDAvailable is min(pid_max, threads-max) minus the tasks (threads, not
 	// processes) that exist, in tasks.
 	PIDAvailable
+	// MemAvailable is MemAvailable of /proc/meminfo, in bytes: what the kernel
+	// estimates can be had without swapping. No signal of the kubelet's.
+	MemAvailable
+	// SwapAvailable is SwapFree, in bytes; absent without swap. No signal of the
+	// kubelet's.
+	SwapAvailable
 
 	// NumSignals is the length of an array indexed by Signal.
 	NumSignals = int(iota)
@@ -50,6 +56,8 @@ var signalNames = [NumSignals]string{
 	ContainerFsAvailable:       "containerfs.available",
 	ContainerFsInodesFree:      "containerfs.inodesFree",
 	PIDAvailable:               "pid.available",
+	MemAvailable:               "memAvailable",
+	SwapAvailable:              "swap.available",
 }
 
 // String returns the name that users write, such as "memory.available".
@@ -59,6 +67,10 @@ func (s Signal) String() string {
 	}
 	return signalNames[s]
 }
+
+// Evicts reports whether the signal is one of the kubelet's eviction signals, about
+// which there are thresholds. The others are for rules.
+func (s Signal) Evicts() bool { return s <= PIDAvailable }
 
 // Unit returns what the signal counts: "bytes", "inodes" or "tasks".
 func (s Signal) Unit() string {

@@ -61,6 +61,8 @@ func fullSnapshot() Snapshot {
 			ImageFsAvailable:           disk,
 			ImageFsInodesFree:          inodes,
 			PIDAvailable:               observe(50, 127000), // V8
+			MemAvailable:               observe(5*gi, 8*gi),
+			SwapAvailable:              observe(gi+gi/2, 2*gi),
 		},
 		Memory: Memory{
 			Total: 8 * gi, Free: gi, Available: 5 * gi,
@@ -176,7 +178,9 @@ func TestSnapshotOfMachines(t *testing.T) {
 		},
 		{
 			"no swap", fullMachine.with(machine{"proc/meminfo": replaceField(meminfoText, "SwapTotal", "0", "SwapFree", "0")}),
-			func(s *Snapshot) { s.Swap, s.Capacity.Swap = Swap{OK: true}, 0 },
+			func(s *Snapshot) {
+				s.Swap, s.Capacity.Swap, s.Signals[SwapAvailable] = Swap{OK: true}, 0, Observation{}
+			},
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {

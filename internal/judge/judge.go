@@ -21,7 +21,7 @@ import (
 
 // LimitWatcher is the kernel's part in noticing limits; see [arm.Limits].
 type LimitWatcher interface {
-	Update(*probe.Snapshot, []pressure.Estimate, []pressure.Verdict) (watched []bool, again time.Duration)
+	Update(s *probe.Snapshot, estimates []pressure.Estimate, settled []bool) (relied []bool, again time.Duration)
 }
 
 // Judge turns each snapshot into verdicts, findings and estimates, and keeps the latest
@@ -37,10 +37,11 @@ type Judge struct {
 	transition time.Duration
 	evaluator  *pressure.Evaluator
 	rules      *pressure.Judge
+	lines      *pressure.Limits // of both
 	forecaster *pressure.Forecaster
 	latest     Assessment          // its slices are reused
 	names      []string            // of the thresholds of the estimates, in metrics
-	polled     []pressure.Estimate // reused: of limits that only samples can tell of
+	polled     []pressure.Estimate // reused: of thresholds that only samples can tell of
 	before     []pressure.Status   // reused: of the findings
 	next       time.Duration       // what the pace was last
 }
@@ -69,11 +70,12 @@ func New(policy Policy, limits LimitWatcher, log *slog.Logger, reg prometheus.Re
 	j := &Judge{
 		log: log, limits: limits,
 		interval: policy.Interval, transition: policy.TransitionPeriod,
-		evaluator:  pressure.NewEvaluator(policy.Thresholds, policy.TransitionPeriod),
-		rules:      pressure.NewJudge(policy.Rules),
-		forecaster: pressure.NewForecaster(policy.Thresholds),
-		names:      thresholdNames(policy.Thresholds),
+		evaluator: pressure.NewEvaluator(policy.Thresholds, policy.TransitionPeriod),
+		rules:     pressure.NewJudge(policy.Rules),
+		lines:     pressure.NewLimits(policy.Thresholds, policy.Rules),
+		names:     thresholdNames(policy.Thresholds),
 	}
+	j.forecaster = pressure.NewForecaster(j.lines.Thresholds())
 	j.latest.Rules = policy.Rules
 	j.latest.Estimates = make([]pressure.Estimate, len(policy.Thresholds))
 	j.transitions = promauto.With(reg).NewCounterVec(prometheus.CounterOpts{
@@ -96,15 +98,18 @@ func (j *Judge) Observe(s *probe.Snapshot) (changed bool, next time.Duration) {
 	defer j.mu.Unlock()
 	j.latest.Snapshot = *s
 	changed = j.decide()
-	copy(j.latest.Estimates, j.forecaster.Observe(s))
-	watched, again := j.limits.Update(s, j.latest.Estimates, j.latest.Verdicts[:])
+	estimates := j.forecaster.Observe(s)
+	copy(j.latest.Estimates, estimates) // those of the thresholds come first
+	relied, again := j.limits.Update(s, estimates, j.lines.Settled(s, &j.latest.Verdicts, j.latest.Findings))
 	j.polled = j.polled[:0]
 	for i := range j.latest.Estimates {
-		if i >= len(watched) || !watched[i] {
+		if i >= len(relied) || !relied[i] {
 			j.polled = append(j.polled, j.latest.Estimates[i])
 		}
 	}
-	j.next = pressure.NextSample(j.polled, j.next, pressure.Pace{Base: j.interval})
+	pace := pressure.Pace{Base: j.interval}
+	pace.Soonest = j.lines.Soonest(s, &j.latest.Verdicts, estimates, relied, pace)
+	j.next = pressure.NextSample(j.polled, j.next, pace)
 	next = min(j.next, j.release())
 	if left := j.rules.Release(s.Time); left >= 0 {
 		next = min(next, left)
@@ -125,8 +130,9 @@ func (j *Judge) Reload(policy Policy) {
 	j.rules.Change(policy.Rules)
 	j.latest.Rules, j.latest.Findings = policy.Rules, j.rules.Findings()
 	j.countFromZero(policy.Rules)
-	j.forecaster.Change(policy.Thresholds)
-	j.latest.Estimates = slices.Clone(j.forecaster.Observe(&j.latest.Snapshot))
+	j.lines = pressure.NewLimits(policy.Thresholds, policy.Rules)
+	j.forecaster.Change(j.lines.Thresholds())
+	j.latest.Estimates = slices.Clone(j.forecaster.Observe(&j.latest.Snapshot)[:len(policy.Thresholds)])
 	j.names = thresholdNames(policy.Thresholds)
 }
 
@@ -194,10 +200,12 @@ func (j *Judge) applyRules() (changed bool) {
 	}
 	for i := range j.latest.Findings {
 		f := &j.latest.Findings[i]
-		if before := j.before[i]; f.Status != before && !onlyBecameKnown(before, f.Status) {
+		before := j.before[i]
+		transition := f.Status != before && !onlyBecameKnown(before, f.Status)
+		if transition {
 			j.transitions.WithLabelValues(f.Type).Inc()
 		}
-		if f.Since.Equal(j.latest.Snapshot.Time) && f.Status != pressure.False {
+		if transition || f.Since.Equal(j.latest.Snapshot.Time) && f.Status != pressure.False {
 			j.log.Info("condition changed", "condition", f.Type, "status", f.Status.String(), "reason", f.Reason, "message", f.Message)
 		}
 	}

@@ -3,6 +3,7 @@ package judge
 import (
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -22,7 +23,7 @@ const transition = time.Minute
 // watching is a kernel that watches some limits.
 type watching func() (watched []bool, again time.Duration)
 
-func (w watching) Update(*probe.Snapshot, []pressure.Estimate, []pressure.Verdict) ([]bool, time.Duration) {
+func (w watching) Update(*probe.Snapshot, []pressure.Estimate, []bool) ([]bool, time.Duration) {
 	return w()
 }
 
@@ -248,6 +249,91 @@ func TestNextSample(t *testing.T) {
 			t.Errorf("again after %s: next sample after %s, want %s", test.again, got, test.want)
 		}
 	}
+}
+
+// The beginning of a condition of our own is logged, and its end as well.
+func TestOwnConditionsAreLogged(t *testing.T) {
+	cfg, log := judgeConfig(), &strings.Builder{}
+	cfg.Rules = []pressure.Rule{judgetest.Rule(t, "example.com/Low", "memory.available < 20%")}
+	m := New(cfg, watchNothing, slog.New(slog.NewTextHandler(log, nil)), prometheus.NewRegistry())
+	for i, memory := range []int64{50, 50, 10, 10, 50, 50} {
+		m.Observe(judgetest.At(time.Duration(i)*time.Second, memory))
+	}
+	for _, status := range []string{"True", "False"} {
+		if n := strings.Count(log.String(), `msg="condition changed" condition=example.com/Low status=`+status); n != 1 {
+			t.Errorf("%s: logged %d times:\n%s", status, n, log)
+		}
+	}
+}
+
+// A condition of our own has limits like the kubelet's: they are forecast, the kernel is
+// asked to watch them, and what it does not watch is sampled the sooner the nearer it is.
+// State and metrics show the thresholds alone.
+func TestRulesAreLimits(t *testing.T) {
+	cfg := judgeConfig()
+	cfg.Thresholds = judgetest.Thresholds(t, map[string]string{"memory.available": "5%"})
+	cfg.Rules = []pressure.Rule{judgetest.Rule(t, "example.com/Low", "memory.available < 50% and pid.available < 20%")}
+	var asked []string
+	var settled, relied []bool
+	kernel := kernelFunc(func(estimates []pressure.Estimate, s []bool) []bool {
+		asked, settled = nil, append(settled[:0], s...)
+		for _, e := range estimates {
+			asked = append(asked, e.Threshold.String())
+		}
+		return relied
+	})
+	reg := prometheus.NewPedanticRegistry()
+	m := New(cfg, kernel, slog.New(slog.DiscardHandler), reg)
+	now := time.Duration(0)
+	step := func(memory, pids int64, byKernel ...bool) (next time.Duration) {
+		relied = byKernel
+		for range 10 { // it grows in steps
+			now += 10 * time.Second
+			s := judgetest.At(now, memory)
+			s.Signals[probe.PIDAvailable].Available = pids
+			_, next = m.Observe(s)
+		}
+		return next
+	}
+	if got := step(80, 80); got != 10*time.Second {
+		t.Errorf("far away: next in %s", got)
+	}
+	if want := []string{"memory.available<5%", "memory.available<50%", "pid.available<20%"}; !slices.Equal(asked, want) {
+		t.Errorf("the kernel is asked for %v, want %v", asked, want)
+	}
+	if got := step(51, 80, true); got != 10*time.Second {
+		t.Errorf("near one limit, far from the other: next in %s", got)
+	}
+	if got := step(51, 21, true); got != time.Second {
+		t.Errorf("near both: next in %s", got)
+	}
+	if got := step(49, 21, true); got != time.Second {
+		t.Errorf("below one, near the other: next in %s", got)
+	}
+	if got := step(49, 21, true, false, true); got != 10*time.Second {
+		t.Errorf("the kernel watches the other: next in %s", got)
+	}
+	if step(49, 19); !slices.Equal(settled, []bool{false, true, true}) {
+		t.Errorf("settled %v", settled)
+	}
+	if a := m.Assess(); len(a.Estimates) != 1 || len(judgetest.Gauges(t, reg, "nodeprobe_signal_limit_ratio")) != 1 {
+		t.Errorf("estimates %+v", a.Estimates)
+	}
+	cfg.Rules = append(cfg.Rules, judgetest.Rule(t, "example.com/Lower", "memory.available < 20%"))
+	m.Reload(cfg)
+	if a := m.Assess(); len(a.Estimates) != 1 {
+		t.Errorf("estimates %+v", a.Estimates)
+	}
+	if step(80, 80); !slices.Contains(asked, "memory.available<20%") || len(settled) != 4 {
+		t.Errorf("after a reload the kernel is asked for %v", asked)
+	}
+}
+
+// kernelFunc is a kernel that is asked to watch limits.
+type kernelFunc func(estimates []pressure.Estimate, settled []bool) (relied []bool)
+
+func (f kernelFunc) Update(_ *probe.Snapshot, estimates []pressure.Estimate, settled []bool) ([]bool, time.Duration) {
+	return f(estimates, settled), 0
 }
 
 // Conditions of our own are judged on the same snapshot, exported, and ask for a

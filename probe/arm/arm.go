@@ -75,17 +75,21 @@ func New(cfg Config) *Limits {
 // what it was. It is safe for concurrent use, and does not block.
 func (l *Limits) Invalidate() { l.invalid.Store(true) }
 
-// Update sets the watches that follow from a snapshot, its estimates and its verdicts (by
-// Condition). relied reports for each estimate whether the kernel will send an event when
-// its limit is crossed; it is valid until the next call. If the kernel has reported
-// pressure that the sample does not show, as two CPUs may learn of a task at different
-// times, the next sample is due after again, which is 0 otherwise.
+// Update sets the watches that follow from a snapshot and the estimates of all limits,
+// those of rules too; settled is as [pressure.Limits.Settled] returns it. relied reports
+// for each estimate whether the kernel will send an event when its limit is crossed, or
+// before; it is valid until the next call. If the kernel has reported pressure that the
+// sample does not show, as two CPUs may learn of a task at different times, the next
+// sample is due after again, which is 0 otherwise.
+//
+// Of more limits than [bpf.MaxWatches] those are watched that a signal can get to next,
+// from either side; see plan.nearest.
 //
 // It allocates nothing unless watches are set, which takes up to 100 ms per filesystem
 // that does not answer. It must not be called concurrently.
-func (l *Limits) Update(s *probe.Snapshot, estimates []pressure.Estimate, verdicts []pressure.Verdict) (relied []bool, again time.Duration) {
+func (l *Limits) Update(s *probe.Snapshot, estimates []pressure.Estimate, settled []bool) (relied []bool, again time.Duration) {
 	l.cfg.Levels(&l.levels)
-	due, again := l.plan.step(input{s, estimates, verdicts, &l.levels, l.invalid.Swap(false)})
+	due, again := l.plan.step(input{s, estimates, settled, &l.levels, l.invalid.Swap(false)})
 	if due {
 		l.arm(s)
 		// Another filesystem may be in the place of one that gave up. Nothing reports that.
@@ -135,7 +139,7 @@ func (l *Limits) GaveUp(path string) bool {
 func (l *Limits) log(err error) {
 	var watched, polled []string
 	for i := range l.plan.limits {
-		if limit := &l.plan.limits[i]; limit.watched && !limit.hint {
+		if limit := &l.plan.limits[i]; limit.covered() {
 			watched = append(watched, limit.threshold.String())
 		} else {
 			polled = append(polled, limit.threshold.String())

@@ -24,7 +24,7 @@ type scene struct {
 	calls     [][]bpf.Watch
 	refuse    error
 	drift     int64 // of the kernel's figures
-	verdicts  [pressure.NumConditions]pressure.Verdict
+	settled   [64]bool
 	logs      strings.Builder
 	snapshot  probe.Snapshot
 	estimates []pressure.Estimate
@@ -52,7 +52,7 @@ func newScene(t *testing.T, config pressure.Config) *scene {
 
 func (s *scene) after(d time.Duration) []bool {
 	s.snapshot.Time = s.snapshot.Time.Add(d)
-	relied, _ := s.Update(&s.snapshot, s.estimates, s.verdicts[:])
+	relied, _ := s.Update(&s.snapshot, s.estimates, s.settled[:len(s.estimates)])
 	return relied
 }
 
@@ -97,7 +97,7 @@ func TestUpdate(t *testing.T) {
 		t.Errorf("%d calls after that, want 2", len(s.calls))
 	}
 	s.cfg.Levels = func(l *bpf.Levels) { l.Watches[0].Pressure = 1 }
-	if relied, again := s.Update(&s.snapshot, s.estimates, s.verdicts[:]); relied[0] || again != minAgain {
+	if relied, again := s.Update(&s.snapshot, s.estimates, s.settled[:len(s.estimates)]); relied[0] || again != minAgain {
 		t.Errorf("ahead of the sample: relied on %v, again after %s", relied, again)
 	}
 }
@@ -148,7 +148,7 @@ func TestUpdateAllocatesNothing(t *testing.T) {
 			s.cfg.Levels = func(l *bpf.Levels) { l.Watches[0].Pressure = edges }
 			s.after(time.Second)
 			calls := len(s.calls)
-			if n := testing.AllocsPerRun(100, func() { s.Update(&s.snapshot, s.estimates, s.verdicts[:]) }); n > 0 || len(s.calls) != calls {
+			if n := testing.AllocsPerRun(100, func() { s.Update(&s.snapshot, s.estimates, s.settled[:len(s.estimates)]) }); n > 0 || len(s.calls) != calls {
 				t.Errorf("%v allocations, %d more calls", n, len(s.calls)-calls)
 			}
 		})
@@ -261,7 +261,7 @@ func TestGaveUp(t *testing.T) {
 	level = bpf.Level{ReadOnly: 2}
 	s.snapshot.NodeFs.GaveUp = true // the one before did
 	s.Invalidate()
-	if _, again := s.Update(&s.snapshot, s.estimates, s.verdicts[:]); again != minAgain {
+	if _, again := s.Update(&s.snapshot, s.estimates, s.settled[:len(s.estimates)]); again != minAgain {
 		t.Errorf("another filesystem is in its place: again after %s", again)
 	}
 }

@@ -6,26 +6,43 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 )
 
-// limit is a threshold, and what the kernel does about it.
+// limit is a threshold or a rule's term, and what the kernel does about it.
 type limit struct {
 	threshold pressure.Threshold
 	// want is the watch that the latest snapshot asks for, without a descriptor; the zero
 	// Watch if there is nothing to watch. asked is what want was when the watches were
 	// set last.
 	want, asked bpf.Watch
-	slot        int   // the index of its watch in the kernel; -1 if it has none
-	watched     bool  // the watch is in force, and its figure agrees with the samples
-	ahead       bool  // the kernel reports pressure that the sample does not show
-	near        bool  // by less than the kernel's figure may be off, and the sample is not
-	drift       drift // of the kernel's figure
+	// behind is the limit that has a watch instead, as the signal cannot get to this one
+	// without crossing that one first; nil if there is none.
+	behind  *limit
+	slot    int   // the index of its watch in the kernel; -1 if it has none
+	watched bool  // the watch is in force, and its figure agrees with the samples
+	ahead   bool  // the kernel reports pressure that the sample does not show
+	near    bool  // by less than the kernel's figure may be off, and the sample is not
+	drift   drift // of the kernel's figure
 	// hint means that the kernel's figure only moves with the sampled one, shift above it.
 	// The kernel's event brings a sample, but is not relied on.
 	hint  bool
 	shift int64
 }
 
-// relied reports whether the kernel will send an event when the limit is crossed.
-func (l *limit) relied() bool { return l.watched && !l.ahead && !l.near && !l.hint }
+// covered reports whether a watch is in force that announces a crossing of the limit.
+func (l *limit) covered() bool {
+	if l.behind != nil {
+		l = l.behind
+	}
+	return l.watched && !l.hint
+}
+
+// relied reports whether the kernel will send an event when the limit is crossed, or
+// before.
+func (l *limit) relied() bool {
+	if l.behind != nil {
+		l = l.behind
+	}
+	return l.watched && !l.ahead && !l.near && !l.hint
+}
 
 // follow moves a hint along with the sample. That sets the watches again, so only if it
 // matters.
@@ -68,6 +85,8 @@ func figureOf(signal probe.Signal) bpf.Figure {
 	switch signal {
 	case probe.MemoryAvailable:
 		return bpf.WorkingSet
+	case probe.MemAvailable:
+		return bpf.MemAvailable
 	case probe.PIDAvailable:
 		return bpf.PIDs
 	case probe.NodeFsAvailable, probe.ImageFsAvailable:

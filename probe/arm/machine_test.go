@@ -98,24 +98,24 @@ func TestStepNear(t *testing.T) {
 		cpus     int64
 		of       bpf.Filesystem
 		headroom int64
-		status   pressure.Status
+		settled  bool
 		relied   bool
 	}{ // of blocks of one byte
-		{"near", 2, bpf.Ext4, 127, pressure.False, false},
-		{"not so near", 2, bpf.Ext4, 128, pressure.False, true},
-		{"xfs", 2, bpf.XFS, 2047, pressure.False, false},
-		{"xfs, not so near", 2, bpf.XFS, 2048, pressure.False, true},
-		{"many CPUs", 128, bpf.Ext4, 65535, pressure.False, false},
-		{"many CPUs, not so near", 128, bpf.Ext4, 65536, pressure.False, true},
-		{"CPUs not counted", 0, bpf.Ext4, 63, pressure.False, false},
-		{"beyond", 128, bpf.Ext4, -1, pressure.False, true},
-		{"held", 128, bpf.Ext4, 1, pressure.True, true},
+		{"near", 2, bpf.Ext4, 127, false, false},
+		{"not so near", 2, bpf.Ext4, 128, false, true},
+		{"xfs", 2, bpf.XFS, 2047, false, false},
+		{"xfs, not so near", 2, bpf.XFS, 2048, false, true},
+		{"many CPUs", 128, bpf.Ext4, 65535, false, false},
+		{"many CPUs, not so near", 128, bpf.Ext4, 65536, false, true},
+		{"CPUs not counted", 0, bpf.Ext4, 63, false, false},
+		{"beyond", 128, bpf.Ext4, -1, false, true},
+		{"held", 128, bpf.Ext4, 1, true, true},
 	} {
 		s := newPlanScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5%", "nodefs.available": "10%"}})
 		s.snapshot.Capacity.CPUs, s.levels.Watches[1].Filesystem = test.cpus, test.of
 		s.after(0)
 		s.estimates[0].Headroom = 1 // of memory, where samples tell no more than the kernel
-		s.estimates[1].Headroom, s.verdicts[pressure.DiskPressure].Status = test.headroom, test.status
+		s.estimates[1].Headroom, s.settled[1] = test.headroom, test.settled
 		if got, _ := s.after(time.Second); !slices.Equal(got, []bool{true, test.relied}) {
 			t.Errorf("%s: relied on %v, want %t", test.name, got, test.relied)
 		}

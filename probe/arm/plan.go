@@ -44,9 +44,9 @@ type plan struct {
 type input struct {
 	snapshot  *probe.Snapshot
 	estimates []pressure.Estimate
-	verdicts  []pressure.Verdict // by Condition
-	levels    *bpf.Levels        // in the kernel, by slot
-	invalid   bool               // what is in force may be about another filesystem
+	settled   []bool      // by estimate: what its limit decides is True
+	levels    *bpf.Levels // in the kernel, by slot
+	invalid   bool        // what is in force may be about another filesystem
 }
 
 // step decides what each limit wants, and reports whether the watches have to be set. The
@@ -62,19 +62,58 @@ func (p *plan) step(in input) (due bool, again time.Duration) {
 	watches := 0
 	for i := range p.limits {
 		l := &p.limits[i]
-		l.want = bpf.Watch{}
-		if watches < bpf.MaxWatches {
-			l.want = l.wanted(in.snapshot)
-		}
+		l.want, l.behind = l.wanted(in.snapshot), nil
 		if l.want != (bpf.Watch{}) {
 			watches++
 			if p.tight && l.ahead {
 				l.want.Above = l.want.Below
 			}
 		}
-		due = due || l.want != l.asked
+	}
+	if watches > bpf.MaxWatches {
+		p.nearest(in.estimates)
+	}
+	for i := range p.limits {
+		due = due || p.limits[i].want != p.limits[i].asked
 	}
 	return due, again
+}
+
+// nearest leaves, of each signal, the watches of two limits: the first that it would fall
+// below, and the first that it would rise to. It cannot get to those behind them without
+// an event for one of these, and the sample that this brings has the next ones watched:
+// if the kernel finds that they are crossed already, it reports that at once. So however
+// many rules there are, none is polled for want of a watch.
+func (p *plan) nearest(estimates []pressure.Estimate) {
+	var first [probe.NumSignals][2]int // and one more; 0 is none
+	for i := range p.limits {
+		if p.limits[i].want == (bpf.Watch{}) {
+			continue
+		}
+		side, distance := sideOf(&estimates[i])
+		best := &first[estimates[i].Signal][side]
+		if *best > 0 {
+			if _, nearest := sideOf(&estimates[*best-1]); nearest <= distance {
+				continue
+			}
+		}
+		*best = i + 1
+	}
+	for i := range p.limits {
+		l := &p.limits[i]
+		side, _ := sideOf(&estimates[i])
+		if best := first[estimates[i].Signal][side] - 1; l.want != (bpf.Watch{}) && best != i {
+			l.want, l.behind = bpf.Watch{}, &p.limits[best]
+		}
+	}
+}
+
+// sideOf returns on which side of its limit a signal is, and how far from it.
+func sideOf(e *pressure.Estimate) (side int, distance int64) {
+	if e.Headroom < 0 {
+		return 1, -(e.Headroom + 1)
+	}
+	return 0, e.Headroom
 }
 
 // covers reports whether the limits are those of the estimates.
@@ -97,8 +136,8 @@ func (p *plan) reset(estimates []pressure.Estimate) {
 // none. Either the figure was below its limit only for a moment, as an ext4 filesystem's
 // is while it writes back, or it is not yet back where pressure ends for the kernel. If it
 // went under again, the kernel would not report that, as for the kernel it never was back.
-// That matters once the condition is over: until then a sample is due at the end of its
-// transition period.
+// That matters once a condition that the limit decides is over: until then a sample is due
+// at the end of its transition period, or hold.
 //
 // It also finds the limits that are so near that only a sample tells: statfs(2) adds up
 // what the CPUs hold back. A BPF program would need to know where their parts are, which
@@ -108,7 +147,7 @@ func (p *plan) compare(in *input) (again time.Duration) {
 	for i := range p.limits {
 		l, e := &p.limits[i], &in.estimates[i]
 		l.ahead, l.near = false, false
-		if l.slot < 0 || l.hint || e.Headroom < 0 || in.verdicts[l.threshold.Condition()].Status == pressure.True {
+		if l.slot < 0 || l.hint || e.Headroom < 0 || in.settled[i] {
 			continue
 		}
 		level := &in.levels.Watches[l.slot]

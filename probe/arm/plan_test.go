@@ -20,7 +20,7 @@ func snapshot() probe.Snapshot {
 		NodeFs: probe.Filesystem{Path: "/", Reserved: 5 * gi},
 	}
 	for sig, capacity := range map[probe.Signal]int64{
-		probe.MemoryAvailable: 8 * gi, probe.NodeFsAvailable: 100 * gi, probe.NodeFsInodesFree: 1000, probe.PIDAvailable: 32768,
+		probe.MemoryAvailable: 8 * gi, probe.MemAvailable: 8 * gi, probe.NodeFsAvailable: 100 * gi, probe.NodeFsInodesFree: 1000, probe.PIDAvailable: 32768,
 	} {
 		s.Signals[sig] = probe.Observation{Available: capacity / 2, Capacity: capacity, OK: true}
 	}
@@ -40,7 +40,7 @@ func estimates(t *testing.T, config pressure.Config, s *probe.Snapshot) []pressu
 // measure has the kernel see what the sample shows, and drift more.
 func measure(l *bpf.Levels, ws []bpf.Watch, s *probe.Snapshot, drift int64) {
 	signals := map[bpf.Figure]probe.Signal{
-		bpf.WorkingSet: probe.MemoryAvailable, bpf.PIDs: probe.PIDAvailable,
+		bpf.WorkingSet: probe.MemoryAvailable, bpf.MemAvailable: probe.MemAvailable, bpf.PIDs: probe.PIDAvailable,
 		bpf.FreeBytes: probe.NodeFsAvailable, bpf.FreeInodes: probe.NodeFsInodesFree,
 	}
 	for i, w := range ws {
@@ -56,7 +56,7 @@ type planScene struct {
 	plan
 	snapshot  probe.Snapshot
 	estimates []pressure.Estimate
-	verdicts  [pressure.NumConditions]pressure.Verdict
+	settled   [80]bool  // by estimate
 	edges     bpf.Edges // of the first watch
 	drift     int64     // of the kernel's figures
 	invalid   bool      // at the next step
@@ -78,7 +78,7 @@ func newPlanScene(t *testing.T, config pressure.Config) *planScene {
 func (s *planScene) after(d time.Duration) (relied []bool, again time.Duration) {
 	s.snapshot.Time = s.snapshot.Time.Add(d)
 	s.levels.Watches[0].Pressure = s.edges
-	due, again := s.step(input{&s.snapshot, s.estimates, s.verdicts[:], &s.levels, s.invalid})
+	due, again := s.step(input{&s.snapshot, s.estimates, s.settled[:len(s.estimates)], &s.levels, s.invalid})
 	s.invalid = false
 	if due {
 		s.sets++
@@ -226,7 +226,7 @@ func TestStepAhead(t *testing.T) {
 		}
 	}
 	// A condition that is held is looked at again when its period ends.
-	s.edges, s.estimates[0].Headroom, s.verdicts[pressure.MemoryPressure].Status = 5, 1, pressure.True
+	s.edges, s.estimates[0].Headroom, s.settled[0] = 5, 1, true
 	if relied, _ := s.after(time.Second); slices.Contains(relied, false) || s.sets != 7 {
 		t.Errorf("held: relied on %v, %d sets", relied, s.sets)
 	}
@@ -240,19 +240,18 @@ func TestStepSilentReturn(t *testing.T) {
 	for _, step := range []struct {
 		name     string
 		headroom int64
-		status   pressure.Status
+		settled  bool
 		edges    bpf.Edges
 		want     bool
 	}{
-		{"fine", 1 << 30, pressure.False, 0, true},
-		{"pressure", -1, pressure.True, 1, true},
-		{"held: a sample is due at its end", 1, pressure.True, 1, true},
-		{"over, but not for the kernel", gi, pressure.False, 1, false},
-		{"on the line", 0, pressure.False, 1, false},
-		{"not judged yet", gi, pressure.Unknown, 1, false},
-		{"over for both", gi, pressure.False, 2, true},
+		{"fine", 1 << 30, false, 0, true},
+		{"pressure", -1, true, 1, true},
+		{"held: a sample is due at its end", 1, true, 1, true},
+		{"over, but not for the kernel", gi, false, 1, false},
+		{"on the line", 0, false, 1, false},
+		{"over for both", gi, false, 2, true},
 	} {
-		s.estimates[1].Headroom, s.verdicts[pressure.DiskPressure].Status, s.edges = step.headroom, step.status, step.edges
+		s.estimates[1].Headroom, s.settled[1], s.edges = step.headroom, step.settled, step.edges
 		want := []bool{false, step.want, true}
 		if got, _ := s.after(time.Second); !slices.Equal(got, want) {
 			t.Errorf("%s: relied on %v, want %v", step.name, got, want)
@@ -294,22 +293,88 @@ func TestStepChangedLimits(t *testing.T) {
 	}
 }
 
-// There are no more watches than the kernel takes; the other limits are polled.
+// Of more limits than the kernel takes, those are watched that a signal gets to next, from
+// either side: however many there are, no limit is polled for want of a watch.
 func TestStepMaxWatches(t *testing.T) {
-	s := newPlanScene(t, pressure.Config{})
-	s.estimates = nil
-	for i := range bpf.MaxWatches + 3 {
-		threshold := pressure.Threshold{Signal: probe.PIDAvailable, Value: pressure.Value{Quantity: int64(i)}}
-		s.estimates = append(s.estimates, pressure.Estimate{Signal: threshold.Signal, Threshold: threshold, Headroom: 1})
+	s := newPlanScene(t, pressure.Config{Hard: map[string]string{"nodefs.available": "10%"}})
+	for i := range 64 { // 0, which is never crossed, 512, ... 32256 of 32768
+		threshold := pressure.Threshold{Signal: probe.PIDAvailable, Value: pressure.Value{Quantity: int64(i) * 512}}
+		s.estimates = append(s.estimates, pressure.Estimate{Threshold: threshold, Signal: threshold.Signal})
 	}
-	relied, _ := s.after(0)
-	for i, got := range relied {
-		if want := i > 0 && i <= bpf.MaxWatches; got != want { // that of 0 is never crossed
-			t.Errorf("limit %d: relied on %t, want %t", i, got, want)
+	for _, step := range []struct {
+		available int64
+		want      []int64 // the limits on PIDs that the kernel watches
+	}{
+		{16384, []int64{32 * 512, 33 * 512}},
+		{16383, []int64{31 * 512, 32 * 512}}, // just crossed
+		{16383, []int64{31 * 512, 32 * 512}},
+		{1000, []int64{512, 1024}}, // many at once
+		{0, []int64{512}},
+		{32768, []int64{63 * 512}},
+	} {
+		s.snapshot.Signals[probe.PIDAvailable].Available = step.available
+		for i := range s.estimates[1:] {
+			e := &s.estimates[1+i]
+			e.Headroom = step.available - e.Threshold.Value.Quantity
+		}
+		sets := s.sets
+		relied, _ := s.after(time.Second)
+		for i, got := range relied {
+			if want := i != 1; got != want { // that of 0
+				t.Errorf("%d left: limit %d: relied on %t, want %t", step.available, i, got, want)
+			}
+		}
+		var got []int64
+		for _, w := range s.set {
+			if w.Figure == bpf.PIDs {
+				got = append(got, w.Below)
+			}
+		}
+		if !slices.Equal(got, step.want) || len(s.set) != len(step.want)+1 {
+			t.Errorf("%d left: the kernel watches %v, want %v", step.available, got, step.want)
+		}
+		if s.after(time.Millisecond); s.sets > sets+1 {
+			t.Errorf("%d left: set again", step.available)
 		}
 	}
-	if len(s.set) != bpf.MaxWatches {
-		t.Errorf("%d watches", len(s.set))
+}
+
+// Two watches for each signal that the kernel has a figure for are no more than it takes.
+func TestNearestFits(t *testing.T) {
+	watches := 0
+	for signal := range probe.Signal(probe.NumSignals) {
+		if figureOf(signal) != 0 {
+			watches += 2
+		}
+	}
+	if watches > bpf.MaxWatches {
+		t.Errorf("%d watches of %d", watches, bpf.MaxWatches)
+	}
+}
+
+// Limits behind one that the kernel is ahead with, or does not watch, are polled too.
+func TestStepBehind(t *testing.T) {
+	s := newPlanScene(t, pressure.Config{})
+	s.estimates = nil
+	for i := range 20 {
+		threshold := pressure.Threshold{Signal: probe.MemoryAvailable, Value: pressure.Value{Quantity: int64(i+1) << 20}}
+		s.estimates = append(s.estimates, pressure.Estimate{Threshold: threshold, Signal: threshold.Signal, Headroom: gi - int64(i+1)<<20})
+	}
+	if relied, _ := s.after(0); slices.Contains(relied, false) || len(s.set) != 1 {
+		t.Fatalf("relied on %v with %d watches", relied, len(s.set))
+	}
+	s.edges = 1
+	if relied, again := s.after(time.Second); slices.Contains(relied, true) || again != minAgain {
+		t.Errorf("ahead: relied on %v, again after %s", relied, again)
+	}
+	s.edges = 2
+	if relied, _ := s.after(time.Second); slices.Contains(relied, false) {
+		t.Errorf("not any more: relied on %v", relied)
+	}
+	s.drift = 2 * gi
+	s.after(rearmInterval)
+	if relied, _ := s.after(time.Second); slices.Contains(relied, true) {
+		t.Errorf("drifted: relied on %v", relied)
 	}
 }
 

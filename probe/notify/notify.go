@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"math"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -92,7 +93,10 @@ type Notifier struct {
 	// closed under the lock, so that nobody writes to a descriptor that has been
 	// reused.
 	wakeFD  int
-	watches []*watch // written under the lock by Run, by Sources while there is no Run
+	watches []*watch       // written under the lock by Run, by Sources while there is no Run
+	stalls  []StallTrigger // to be set in place of those that are; nil for no change
+
+	procfs string
 }
 
 // watch is a source and its state.
@@ -154,13 +158,13 @@ func New(cfg Config) (*Notifier, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
-	n := &Notifier{alive: cfg.Alive, logger: once.Logger(cfg.Logger), poll: unix.Poll, wakeFD: -1}
+	n := &Notifier{alive: cfg.Alive, logger: once.Logger(cfg.Logger), poll: unix.Poll, wakeFD: -1, procfs: cfg.Procfs, stalls: cfg.Stalls}
 	for i, t := range cfg.Stalls {
 		if err := t.validate(); err != nil {
 			return nil, fmt.Errorf("stalls[%d]: %w", i, err)
 		}
-		n.add(&stallSource{trigger: t, procfs: cfg.Procfs})
 	}
+	n.adoptStalls()
 	n.add(&mountsSource{procfs: cfg.Procfs})
 	n.add(&limitsSource{procfs: cfg.Procfs})
 	cgroupfs := filepath.Join(cfg.Sysfs, "fs/cgroup")
@@ -169,9 +173,9 @@ func New(cfg Config) (*Notifier, error) {
 	return n, nil
 }
 
-func (n *Notifier) add(s source) {
-	n.watches = append(n.watches, &watch{source: s, fd: -1, gap: minGap})
-}
+func (n *Notifier) add(s source) { n.watches = append(n.watches, newWatch(s)) }
+
+func newWatch(s source) *watch { return &watch{source: s, fd: -1, gap: minGap} }
 
 var errRunning = errors.New("already running")
 
@@ -208,6 +212,7 @@ func (n *Notifier) Run(ctx context.Context, notify func(Cause)) error {
 		}
 		if fds[0].Revents != 0 {
 			n.lookAgain()
+			fds = slices.Grow(fds[:1], len(n.watches))[:1+len(n.watches)]
 		}
 	}
 	return context.Cause(ctx)
@@ -224,6 +229,7 @@ func (n *Notifier) start() error {
 		return fmt.Errorf("make eventfd: %w", err)
 	}
 	n.wakeFD = fd
+	n.adoptStalls()
 	n.openMissing()
 	return nil
 }
@@ -286,12 +292,50 @@ func (n *Notifier) Refresh() {
 	}
 }
 
+// SetStalls replaces Config.Stalls; nil means DefaultStallTriggers. A trigger that stays
+// is not set anew. It does not block.
+func (n *Notifier) SetStalls(triggers []StallTrigger) {
+	if triggers == nil {
+		triggers = DefaultStallTriggers()
+	}
+	n.mu.Lock()
+	n.stalls = triggers
+	n.mu.Unlock()
+	n.Refresh()
+}
+
+// adoptStalls makes the sources of the triggers that are to be set, and closes those of
+// others. The caller holds the lock, or nobody else knows of n.
+func (n *Notifier) adoptStalls() {
+	if n.stalls == nil {
+		return
+	}
+	var watches []*watch
+	for _, t := range n.stalls {
+		i := slices.IndexFunc(n.watches, func(w *watch) bool { s, ok := w.source.(*stallSource); return ok && s.trigger == t })
+		if i >= 0 {
+			watches = append(watches, n.watches[i])
+		} else {
+			watches = append(watches, newWatch(&stallSource{trigger: t, procfs: n.procfs}))
+		}
+	}
+	for _, w := range n.watches {
+		if _, ok := w.source.(*stallSource); !ok {
+			watches = append(watches, w)
+		} else if !slices.Contains(watches, w) {
+			w.close()
+		}
+	}
+	n.watches, n.stalls = watches, nil
+}
+
 // lookAgain answers Refresh.
 func (n *Notifier) lookAgain() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	var count [8]byte
 	_, _ = unix.Read(n.wakeFD, count[:]) // only resets it
+	n.adoptStalls()
 	for _, w := range n.watches {
 		if w.fd >= 0 && w.source.stale(w.fd) {
 			w.close()
@@ -306,6 +350,7 @@ func (n *Notifier) Sources() []Source {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.wakeFD < 0 {
+		n.adoptStalls()
 		n.openMissing()
 		defer n.closeAll()
 	}

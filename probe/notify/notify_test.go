@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -53,6 +54,7 @@ func TestNotifierConfigErrors(t *testing.T) {
 		{Config{Procfs: "/proc", Sysfs: "/sys", Stalls: []StallTrigger{{Share: 1}, {Share: 1.5}}}, "stalls[1]: share: 1.5 is not above 0 and up to 1"},
 		{Config{Procfs: "/proc", Sysfs: "/sys", Stalls: []StallTrigger{{}}}, "stalls[0]: share: 0 is not above 0 and up to 1"},
 		{Config{Procfs: "/proc", Sysfs: "/sys", Stalls: []StallTrigger{{Resource: 7, Share: 1}}}, "stalls[0]: resource: 7 is unknown"},
+		{Config{Procfs: "/proc", Sysfs: "/sys", Stalls: []StallTrigger{{Share: 1, Window: time.Minute}}}, "stalls[0]: window: 1m0s is not up to 2s"},
 	} {
 		if _, err := New(test.cfg); err == nil || err.Error() != test.want {
 			t.Errorf("New(%+v): got %v, want %s", test.cfg, err, test.want)
@@ -91,6 +93,94 @@ func TestNotifierWithoutSources(t *testing.T) {
 		t.Errorf("Run: got %v, want the cause of the context's end", err)
 	}
 	check()
+}
+
+// A rule about stalls gets a trigger of its own unless another one fires no later.
+func TestWithRule(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		resource probe.Resource
+		full     bool
+		share    float64
+		want     *StallTrigger // that is added
+	}{
+		{"none about the CPU", probe.CPU, false, 0.8, &StallTrigger{Resource: probe.CPU, Share: 0.8, Window: 2 * time.Second}},
+		{"anything", probe.CPU, false, 0, &StallTrigger{Resource: probe.CPU, Share: 0.01, Window: 2 * time.Second}},
+		{"covered", probe.IO, true, 0.5, nil},
+		{"just as much", probe.IO, true, 0.25, nil},
+		{"less", probe.IO, true, 0.2, &StallTrigger{Resource: probe.IO, Full: true, Share: 0.2, Window: 2 * time.Second}},
+		{"some, and the other is full", probe.IO, false, 0.5, &StallTrigger{Resource: probe.IO, Share: 0.5, Window: 2 * time.Second}},
+		{"full, and the other is some", probe.MemoryResource, true, 0.2, nil},
+	} {
+		want := DefaultStallTriggers()
+		if test.want != nil {
+			want = append(want, *test.want)
+		}
+		got := WithRule(DefaultStallTriggers(), test.resource, test.full, test.share)
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", test.name, diff)
+		}
+		for _, trigger := range got {
+			probetest.Must(t, trigger.validate())
+		}
+	}
+}
+
+// Other rules change the triggers, whether or not Run runs; what stays is not opened again.
+func TestSetStalls(t *testing.T) {
+	more := WithRule(DefaultStallTriggers(), probe.CPU, false, 0.8)
+	n := newTestNotifier(t, Config{Procfs: t.TempDir(), Sysfs: t.TempDir()})
+	names := func() (names []string) {
+		for _, s := range n.Sources() {
+			if strings.HasPrefix(s.Name, "pressure_") {
+				names = append(names, s.Name)
+			}
+		}
+		return names
+	}
+	check := func(want ...string) {
+		t.Helper()
+		if got := names(); !slices.Equal(got, want) {
+			t.Errorf("sources %v, want %v", got, want)
+		}
+	}
+	memory := n.watches[0]
+	n.SetStalls(more)
+	check("pressure_memory_some", "pressure_io_full", "pressure_cpu_some_rule")
+	n.SetStalls([]StallTrigger{})
+	check()
+	n.SetStalls(more)
+	check("pressure_memory_some", "pressure_io_full", "pressure_cpu_some_rule")
+	if n.watches[0] == memory {
+		t.Error("a trigger that was taken away is still there")
+	}
+	memory = n.watches[0]
+
+	ctx, cancel := context.WithCancel(t.Context())
+	looked := make(chan int)
+	n.poll = func(fds []unix.PollFd, timeout int) (int, error) {
+		looked <- len(fds)
+		return unix.Poll(fds, timeout)
+	}
+	done := make(chan error)
+	go func() { done <- n.Run(ctx, func(Cause) {}) }()
+	if got := <-looked; got != 7+1 {
+		t.Errorf("polls %d descriptors", got)
+	}
+	n.SetStalls(nil)
+	if got := <-looked; got != 6+1 {
+		t.Errorf("polls %d descriptors after one was taken away", got)
+	}
+	check("pressure_memory_some", "pressure_io_full")
+	n.SetStalls(more)
+	if got := <-looked; got != 7+1 {
+		t.Errorf("polls %d descriptors after it came back", got)
+	}
+	cancel()
+	<-done
+	if n.watches[0] != memory {
+		t.Error("a trigger that stayed was made anew")
+	}
 }
 
 func TestStallSourceErrors(t *testing.T) {

@@ -20,6 +20,31 @@ type StallTrigger struct {
 	Full bool
 	// Share is the part of the window, above 0 and up to 1.
 	Share float64
+	// Window is the shortest window to ask for; 0 means 500 ms. The kernel reports a
+	// stall that goes on once per window.
+	Window time.Duration
+}
+
+// ruleWindow is that of the triggers of rules. The kernel's averages, which rules are
+// about, take in two seconds at a time.
+const ruleWindow = 2 * time.Second
+
+// leastShare keeps a rule that holds as soon as anything stalls from waking somebody for
+// microseconds.
+const leastShare = 0.01
+
+// WithRule returns triggers with one that tells of stalls of a kind for more than a share
+// of the time, if none of them does so already. An average cannot come to a share unless
+// some window before has it.
+func WithRule(triggers []StallTrigger, resource probe.Resource, full bool, share float64) []StallTrigger {
+	share = max(share, leastShare)
+	for _, t := range triggers {
+		// While all tasks stall, some do.
+		if t.Resource == resource && t.Share <= share && (full || !t.Full) {
+			return triggers
+		}
+	}
+	return append(triggers, StallTrigger{Resource: resource, Full: full, Share: share, Window: ruleWindow})
 }
 
 // DefaultStallTriggers returns the triggers that deserve a sample. Stalls on memory
@@ -35,6 +60,9 @@ func DefaultStallTriggers() []StallTrigger {
 func (t StallTrigger) validate() error {
 	if int(t.Resource) >= probe.NumResources {
 		return fmt.Errorf("resource: %d is unknown", t.Resource)
+	}
+	if longest := stallWindows[len(stallWindows)-1]; t.Window < 0 || t.Window > longest {
+		return fmt.Errorf("window: %s is not up to %s", t.Window, longest)
 	}
 	if !(t.Share > 0 && t.Share <= 1) { // NaN is neither
 		return fmt.Errorf("share: %v is not above 0 and up to 1", t.Share)
@@ -62,7 +90,11 @@ type stallSource struct {
 }
 
 func (s *stallSource) name() string {
-	return "pressure_" + s.trigger.Resource.String() + "_" + s.trigger.kind()
+	name := "pressure_" + s.trigger.Resource.String() + "_" + s.trigger.kind()
+	if s.trigger.Window > 0 { // there may be another of the kind
+		name += "_rule"
+	}
+	return name
 }
 
 func (s *stallSource) events() int16 { return unix.POLLPRI }
@@ -92,6 +124,9 @@ func (s *stallSource) openIn(procfs string) (int, string, error) {
 		return -1, "", &fs.PathError{Op: "set trigger on", Path: path, Err: cmp.Or(err, errNotProcfs)}
 	}
 	for _, window := range stallWindows {
+		if window < s.trigger.Window {
+			continue
+		}
 		threshold := max(1, int64(s.trigger.Share*float64(window.Microseconds())))
 		// The kernel puts a NUL in the place of the last byte.
 		request := fmt.Sprintf("%s %d %d\x00", s.trigger.kind(), threshold, window.Microseconds())

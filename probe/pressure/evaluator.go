@@ -41,7 +41,7 @@ func (c Condition) String() string {
 	return [NumConditions]string{"MemoryPressure", "DiskPressure", "PIDPressure"}[c]
 }
 
-// conditionOf maps a signal to the condition that it decides.
+// conditionOf maps an eviction signal to the condition that it decides.
 var conditionOf = [probe.NumSignals]Condition{
 	probe.MemoryAvailable:            MemoryPressure,
 	probe.AllocatableMemoryAvailable: MemoryPressure,

@@ -305,7 +305,7 @@ func (t *Term) why(s *probe.Snapshot) error {
 	switch t.kind {
 	case termVerdict:
 		for signal, c := range conditionOf {
-			if err := s.Signals[signal].Err; c == t.verdict && err != nil {
+			if err := s.Signals[signal].Err; c == t.verdict && err != nil && probe.Signal(signal).Evicts() {
 				return err
 			}
 		}

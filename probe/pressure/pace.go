@@ -19,6 +19,9 @@ type Pace struct {
 	// Base is the time while nothing is near; 10 s. If it is less than the
 	// others, it replaces them.
 	Base time.Duration
+	// Soonest is when something may change that no estimate is about, as
+	// [Limits.Soonest] tells; never if it is not positive.
+	Soonest time.Duration
 }
 
 const (
@@ -60,6 +63,7 @@ func surge(unit string) float64 {
 //   - the time in which a burst that has not begun yet might reach a limit (or end a
 //     shortage), but at least Ceiling: a disk may stay just above its limit for
 //     weeks, which does not justify ten samples a second;
+//   - Soonest;
 //   - Base;
 //   - twice the time before: it shrinks at once, but grows in steps, so that a
 //     forecast which comes and goes costs samples and not a crossing, and a burst
@@ -72,12 +76,11 @@ func surge(unit string) float64 {
 func NextSample(estimates []Estimate, before time.Duration, p Pace) time.Duration {
 	p = p.complete()
 	next := p.Base
+	if p.Soonest > 0 {
+		next = min(next, max(p.Soonest, p.Floor))
+	}
 	for i := range estimates {
-		e := &estimates[i]
-		next = min(next, max(e.surprise(), p.Ceiling))
-		if e.OK && e.TimeToLimit > 0 {
-			next = min(next, max(e.TimeToLimit/lead, p.Floor))
-		}
+		next = min(next, estimates[i].due(p))
 	}
 	switch {
 	case before <= 0:
@@ -101,6 +104,15 @@ func (p Pace) complete() Pace {
 	p.Ceiling = min(p.Ceiling, p.Base)
 	p.Floor = min(p.Floor, p.Ceiling)
 	return p
+}
+
+// due returns the time until the next sample for an estimate, which may be never.
+func (e *Estimate) due(p Pace) time.Duration {
+	next := max(e.surprise(), p.Ceiling)
+	if e.OK && e.TimeToLimit > 0 {
+		next = min(next, max(e.TimeToLimit/lead, p.Floor))
+	}
+	return next
 }
 
 // surprise returns the time in which a burst that has not begun yet might cross the

@@ -136,7 +136,7 @@ type parser struct {
 func (p *parser) each(field string, entries map[string]string, parse func(probe.Signal, string) error) {
 	for key, text := range entries {
 		signal, ok := probe.ParseSignal(key)
-		if !ok {
+		if !ok || !signal.Evicts() {
 			p.fail(field, key, fmt.Errorf("unsupported eviction signal %v", key))
 			continue
 		}

@@ -49,7 +49,7 @@ type termKind uint8
 
 const (
 	termVerdict  termKind = iota // the condition of the kubelet's name is True
-	termSignal                   // less is available than so much
+	termSignal                   // less is available than so much: a limit
 	termStall                    // tasks stall for more than a share of the time
 	termReadOnly                 // a filesystem is read-only
 )
@@ -107,6 +107,7 @@ func formatShare(share float64) string { return strconv.FormatFloat(share*100, '
 //
 //	MemoryPressure, DiskPressure, PIDPressure   by the thresholds
 //	memory.available < 100Mi                    any signal of a threshold, in its unit, or a share
+//	memAvailable < 500Mi                        MemAvailable of /proc/meminfo; and swap.available
 //	memory.some.avg60 > 20%                     cpu, memory or io; some or full; avg10, avg60 or avg300
 //	nodefs.readonly                             or imagefs.readonly
 func ParseClause(text string) (Clause, error) {

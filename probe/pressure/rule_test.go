@@ -17,6 +17,8 @@ func TestParseClause(t *testing.T) {
 		"io.full.avg60 > 12.5%":           "io.full.avg60 > 12.5%",
 		"nodefs.readonly":                 "nodefs.readonly",
 		"imagefs.readonly":                "imagefs.readonly",
+		"memAvailable < 500Mi":            "memAvailable < 500Mi",
+		"swap.available < 10%":            "swap.available < 10%",
 		"memory.full.avg10 > 99% and imagefs.readonly and MemoryPressure": "memory.full.avg10 > 99% and imagefs.readonly and MemoryPressure",
 	} {
 		clause, err := ParseClause(text)

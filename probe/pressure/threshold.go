@@ -122,6 +122,8 @@ func (t Threshold) Validate() error {
 	switch {
 	case int(t.Signal) >= probe.NumSignals:
 		return fmt.Errorf("there is no signal %d; take one of package probe", t.Signal)
+	case !t.Signal.Evicts():
+		return fmt.Errorf("%v: not an eviction signal; rules can use it", t.Signal)
 	case t.Grace < 0:
 		return fmt.Errorf("%v: grace period %v is negative", t.Signal, t.Grace)
 	case !t.Value.valid() || t.Value.Percentage > 1:

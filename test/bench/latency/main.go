@@ -1,7 +1,7 @@
 // Command latency measures how long it takes from the moment at which a limit is
 // crossed until nodeprobe's user space knows, and until the Node at a real API
-// server shows it: for memory, PIDs and disk. It prints one RESULT line for each
-// figure that has a budget.
+// server shows it: for memory, PIDs and disk, as thresholds and as conditions of one's
+// own. It prints one RESULT line for each figure that has a budget.
 //
 //	go run ./bench/latency                # 50 crossings of each
 //	go run ./bench/latency -peer kubelet  # and a few that a kubelet sees too
@@ -34,7 +34,7 @@ func run(p *program.P) {
 	crossings := p.Flags.Int("crossings", 50, "how many to make of each signal's limit")
 	peer := p.Flags.String("peer", "", "also compare with this `program`: kubelet")
 	peerCrossings := p.Flags.Int("peer-crossings", 6, "how many to make of each limit for the peer")
-	only := p.Flags.String("only", "", "only this `load`: memory, pid or disk")
+	only := p.Flags.String("only", "", "only this `load`: memory, pid, disk, memory_rule or disk_rule")
 	binary := p.ParseNodeprobe()
 	if *peer != "" && *peer != kubeletName {
 		p.Fatalf("peer %q is not known", *peer)
@@ -71,6 +71,7 @@ type load struct {
 	condition corev1.NodeConditionType
 	signal    string
 	text      func(int64) string // a quantity as a threshold has it
+	rule      bool               // the limit is that of a condition of one's own
 
 	// highest is the highest limit, below what is available at present by more
 	// than the kernel waits for before it reports that a figure is back.
@@ -117,9 +118,16 @@ func newLoads(p *program.P, fs *pressure.Filesystem, most int) []*load {
 		spacing: 60, beginning: 30, step: 1, beyond: 16, hold: 500, ramp: opened(pressure.TaskRamp()),
 	}
 	tasks.highest = must.Get(tasks.ramp.Available())(p) - 1500
-	return []*load{memory, tasks, {
+	disk := &load{
 		name: "disk", condition: corev1.NodeDiskPressure, signal: "nodefs.available", text: mebibytes,
 		spacing: 2 * mi, beginning: mi, step: 16 << 10, beyond: mi * 3 / 4, hold: mi,
 		highest: 40 * mi, ramp: opened(pressure.DiskRamp(fs)),
-	}}
+	}
+	loads := []*load{memory, tasks, disk}
+	for _, l := range []*load{memory, disk} {
+		rule := *l
+		rule.name, rule.rule, rule.condition = l.name+"_rule", true, "nodeprobe.dev/Short"
+		loads = append(loads, &rule)
+	}
+	return loads
 }

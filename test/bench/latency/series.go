@@ -89,7 +89,7 @@ func (s *series) round(nodes []*node, crossings int) {
 		}
 		s.traces = append(s.traces, t)
 		n.sleep(poise + rand.N(poise))
-		s.floor = append(s.floor, n.floor.measure(s.load.condition))
+		s.floor = append(s.floor, n.floor.measure())
 	}
 	must.OK(nodes[0], s.load.ramp.Give(math.MaxInt64))
 }

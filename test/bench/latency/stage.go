@@ -61,13 +61,21 @@ func (s *stage) follow(name string) *node {
 
 func (s *stage) start(name string, l *load, limit int64) *node {
 	n := s.follow(name)
+	hard, conditions := map[string]string{l.signal: l.text(limit)}, map[string]any{}
+	if l.rule {
+		conditions[string(l.condition)] = map[string]any{
+			"when": []string{l.signal + " < " + hard[l.signal]}, "hold": transition.String(), "reason": "Short", "okReason": "Enough",
+		}
+		hard = nil
+	}
 	n.agent = agent.StartForTest(s, agent.Spec{
 		Binary: s.binary, Dir: s.dir, NodeName: name, Kubeconfig: must.Get(s.cp.NodeKubeconfig(name))(s),
 		// But for the limit and the transition period, all of it is the default.
 		Config: agent.Own().With(agent.Config{
 			"bpf": "auto", "rootDirectory": s.rootfs,
 			"sampleInterval": "10s", "nodeStatusUpdateFrequency": "10s", "nodeLeaseDurationSeconds": 40,
-			"evictionHard":                     agent.Hard(map[string]string{l.signal: l.text(limit)}),
+			"evictionHard":                     agent.Hard(hard),
+			"conditions":                       conditions,
 			"evictionPressureTransitionPeriod": transition.String(),
 			"logLevel":                         "debug",
 		}),
@@ -196,7 +204,8 @@ func newFloor(s *stage, like *corev1.Node) *floor {
 }
 
 // measure flips a condition, as nodeprobe does it.
-func (f *floor) measure(condition corev1.NodeConditionType) time.Duration {
+func (f *floor) measure() time.Duration {
+	const condition = corev1.NodeDiskPressure
 	next, flipped := f.now.DeepCopy(), corev1.ConditionTrue
 	for i := range next.Status.Conditions {
 		c := &next.Status.Conditions[i]

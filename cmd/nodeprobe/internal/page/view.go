@@ -105,8 +105,8 @@ func newView(state *nodeprobe.State) view {
 	v.Tier, v.TierReason = state.Tier()
 	for i := range s.Signals {
 		sig := probe.Signal(i)
-		if sig == probe.ContainerFsAvailable || sig == probe.ContainerFsInodesFree {
-			continue // never observed: see their comments
+		if sig == probe.ContainerFsAvailable || sig == probe.ContainerFsInodesFree || !sig.Evicts() {
+			continue // never observed: see their comments; or shown with the memory
 		}
 		v.Signals = append(v.Signals, newSignalView(sig, &s.Signals[i], state.Estimates))
 	}
