@@ -24,6 +24,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/internal/staged"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/arm"
+	"github.com/nodeprobe/nodeprobe/probe/cputime"
 	"github.com/nodeprobe/nodeprobe/probe/notify"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 	"github.com/nodeprobe/nodeprobe/probe/usage"
@@ -52,6 +53,7 @@ type Agent struct {
 	notifier *notify.Notifier
 	limits   *arm.Limits
 	judge    *judge.Judge
+	cpus     *cputime.Collector
 	mode     mode
 	victims  *usage.Victims
 	mounts   *mounts.Reporter
@@ -130,7 +132,8 @@ func (a *Agent) build() (err error) {
 	}
 	a.limits = arm.New(arm.Config{Watch: a.sensor.Watch, Levels: a.sensor.Levels, Logger: log})
 	a.judge = judge.New(policy(cfg), a.limits, cfg.Logger, &a.metrics)
-	a.metrics.MustRegister(tierCollector{a.judge, a.hooks})
+	a.cpus = cputime.New(cfg.Procfs, log)
+	a.metrics.MustRegister(a.cpus, tierCollector{a.judge, a.hooks})
 	if a.notifier, err = notify.New(notify.Config{Procfs: cfg.Procfs, Sysfs: cfg.Sysfs, Alive: a.pulses.notifier.beat, Logger: log}); err != nil {
 		return fmt.Errorf("set up notifier: %w", err)
 	}
@@ -220,6 +223,9 @@ func (a *Agent) release() {
 	}
 	if a.sampler != nil {
 		a.sampler.Close()
+	}
+	if a.cpus != nil {
+		a.cpus.Close()
 	}
 }
 
