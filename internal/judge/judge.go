@@ -43,6 +43,7 @@ type Judge struct {
 	polled     []pressure.Estimate // reused: of limits that only samples can tell of
 	before     []pressure.Status   // reused: of the findings
 	next       time.Duration       // what the pace was last
+	sent       map[series]sent
 }
 
 // Policy is what a Judge goes by.
@@ -73,6 +74,7 @@ func New(policy Policy, limits LimitWatcher, log *slog.Logger, reg prometheus.Re
 		rules:      pressure.NewJudge(policy.Rules),
 		forecaster: pressure.NewForecaster(policy.Thresholds),
 		names:      thresholdNames(policy.Thresholds),
+		sent:       map[series]sent{},
 	}
 	j.latest.Rules = policy.Rules
 	j.latest.Estimates = make([]pressure.Estimate, len(policy.Thresholds))
@@ -128,6 +130,7 @@ func (j *Judge) Reload(policy Policy) {
 	j.forecaster.Change(policy.Thresholds)
 	j.latest.Estimates = slices.Clone(j.forecaster.Observe(&j.latest.Snapshot))
 	j.names = thresholdNames(policy.Thresholds)
+	clear(j.sent)
 }
 
 // countFromZero makes the series of conditions of our own: a rate needs the value

@@ -47,28 +47,28 @@ func (j *Judge) Collect(ch chan<- prometheus.Metric) {
 	defer j.mu.Unlock()
 	for i := range j.latest.Verdicts {
 		v := &j.latest.Verdicts[i]
-		collectCondition(ch, v.Condition.String(), v.Status, v.Since)
+		j.collectCondition(ch, v.Condition.String(), v.Status, v.Since)
 	}
 	for i := range j.latest.Findings {
 		if f := &j.latest.Findings[i]; !f.Since.IsZero() {
-			collectCondition(ch, f.Type, f.Status, f.Since)
+			j.collectCondition(ch, f.Type, f.Status, f.Since)
 		}
 	}
 	for i := range j.latest.Estimates {
 		e, threshold := &j.latest.Estimates[i], j.names[i]
 		signal := e.Signal.String()
 		if e.OK {
-			ch <- gauge(descTimeToLimit, e.TimeToLimit.Seconds(), signal, threshold)
+			ch <- prometheus.MustNewConstMetric(descTimeToLimit, prometheus.GaugeValue, e.TimeToLimit.Seconds(), signal, threshold)
 		}
 		if o := &j.latest.Snapshot.Signals[e.Signal]; o.OK && o.Capacity > 0 {
 			limit := float64(e.Threshold.Value.Of(o.Capacity))
-			ch <- gauge(descLimit[e.Signal.Unit()], limit, signal, threshold)
-			ch <- gauge(descLimitRatio, limit/float64(o.Capacity), signal, threshold)
+			ch <- j.gauge(series{descLimit[e.Signal.Unit()], signal, threshold}, limit)
+			ch <- j.gauge(series{descLimitRatio, signal, threshold}, limit/float64(o.Capacity))
 		}
 	}
 }
 
-func collectCondition(ch chan<- prometheus.Metric, condition string, status pressure.Status, since time.Time) {
+func (j *Judge) collectCondition(ch chan<- prometheus.Metric, condition string, status pressure.Status, since time.Time) {
 	for _, s := range [...]struct {
 		name   string
 		status pressure.Status
@@ -77,16 +77,39 @@ func collectCondition(ch chan<- prometheus.Metric, condition string, status pres
 		if s.status == status {
 			has = 1
 		}
-		ch <- gauge(descCondition, has, condition, s.name)
+		ch <- j.gauge(series{descCondition, condition, s.name}, has)
 	}
 	if !since.IsZero() {
-		ch <- gauge(descLastTransition, float64(since.UnixNano())/1e9, condition)
+		ch <- j.gauge(series{descLastTransition, condition, ""}, float64(since.UnixNano())/1e9)
 	}
-	ch <- gauge(descConditionStatus, statusValue(status), condition)
+	ch <- j.gauge(series{descConditionStatus, condition, ""}, statusValue(status))
 }
 
-func gauge(desc *prometheus.Desc, value float64, labels ...string) prometheus.Metric {
-	return prometheus.MustNewConstMetric(desc, prometheus.GaugeValue, value, labels...)
+// series is a gauge with one label or two.
+type series struct {
+	desc          *prometheus.Desc
+	first, second string
+}
+
+// sent is what a scrape was given last.
+type sent struct {
+	value  float64
+	metric prometheus.Metric
+}
+
+// gauge returns a series' present value, which is the same as at the last scrape in nearly
+// all: making it costs more than sending it. The caller holds the lock.
+func (j *Judge) gauge(s series, value float64) prometheus.Metric {
+	if last, ok := j.sent[s]; ok && last.value == value {
+		return last.metric
+	}
+	labels := []string{s.first, s.second}
+	if s.second == "" {
+		labels = labels[:1]
+	}
+	m := prometheus.MustNewConstMetric(s.desc, prometheus.GaugeValue, value, labels...)
+	j.sent[s] = sent{value, m}
+	return m
 }
 
 func statusValue(s pressure.Status) float64 {
