@@ -24,6 +24,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/internal/staged"
 	"github.com/nodeprobe/nodeprobe/probe"
 	"github.com/nodeprobe/nodeprobe/probe/arm"
+	"github.com/nodeprobe/nodeprobe/probe/cputime"
 	"github.com/nodeprobe/nodeprobe/probe/notify"
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 	"github.com/nodeprobe/nodeprobe/probe/usage"
@@ -52,6 +53,7 @@ type Agent struct {
 	notifier *notify.Notifier
 	limits   *arm.Limits
 	judge    *judge.Judge
+	cpus     *cputime.Collector
 	mode     mode
 	victims  *usage.Victims
 	mounts   *mounts.Reporter
@@ -132,7 +134,8 @@ func (a *Agent) build() (err error) {
 		return fmt.Errorf("set up sampler: %w", err)
 	}
 	a.judge = judge.New(policy(cfg), a.limits, cfg.Logger, &a.metrics)
-	a.metrics.MustRegister(tierCollector{a.judge, a.hooks})
+	a.cpus = cputime.New(cfg.Procfs, log)
+	a.metrics.MustRegister(a.cpus, tierCollector{a.judge, a.hooks})
 	if a.notifier, err = notify.New(notify.Config{
 		Procfs: cfg.Procfs, Sysfs: cfg.Sysfs, Stalls: stallTriggers(cfg.Conditions), Alive: a.pulses.notifier.beat, Logger: log,
 	}); err != nil {
@@ -224,6 +227,9 @@ func (a *Agent) release() {
 	}
 	if a.sampler != nil {
 		a.sampler.Close()
+	}
+	if a.cpus != nil {
+		a.cpus.Close()
 	}
 }
 

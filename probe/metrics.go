@@ -60,9 +60,14 @@ var (
 		"inodes": desc("signal_capacity_inodes", "Size of a limited resource, in inodes.", "signal"),
 		"tasks":  desc("signal_capacity_tasks", "Size of a limited resource, in tasks.", "signal"),
 	}
-	descMemory       = desc("memory_meminfo_bytes", "MemTotal, MemFree and MemAvailable of /proc/meminfo.", "field")
+	descMeminfo      = desc("memory_meminfo_bytes", "Deprecated: use nodeprobe_memory_{total,free,available}_bytes.", "field")
+	descTotal        = desc("memory_total_bytes", "MemTotal of /proc/meminfo.")
+	descFree         = desc("memory_free_bytes", "MemFree of /proc/meminfo.")
+	descMemAvailable = desc("memory_available_bytes", "MemAvailable of /proc/meminfo.")
 	descWorkingSet   = desc("memory_working_set_bytes", "Usage of the root memory cgroup less its inactive file cache.")
-	descSwap         = desc("memory_swap_bytes", "SwapTotal and SwapFree of /proc/meminfo.", "field")
+	descSwap         = desc("memory_swap_bytes", "Deprecated: use nodeprobe_memory_swap_{total,free}_bytes.", "field")
+	descSwapTotal    = desc("memory_swap_total_bytes", "SwapTotal of /proc/meminfo.")
+	descSwapFree     = desc("memory_swap_free_bytes", "SwapFree of /proc/meminfo.")
 	descStallRatio   = desc("pressure_stall_ratio", "Share of a window in which some or all tasks stalled on a resource.", "resource", "kind", "window")
 	descStallSeconds = desc("pressure_stall_seconds_total", "Time in which some or all tasks stalled on a resource.", "resource", "kind")
 	descTasks        = desc("tasks_existing", "Tasks (threads) that exist.")
@@ -85,7 +90,8 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 		}
 	}
 	for _, d := range []*prometheus.Desc{
-		descMemory, descWorkingSet, descSwap, descStallRatio, descStallSeconds, descTasks, descRunning,
+		descMeminfo, descTotal, descFree, descMemAvailable, descWorkingSet, descSwap, descSwapTotal, descSwapFree,
+		descStallRatio, descStallSeconds, descTasks, descRunning,
 		descOOMKills, descCPUs, descStorage, descHugePages, descReadOnly, descMachine, descWakeups, descSampled,
 	} {
 		ch <- d
@@ -115,16 +121,21 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		}
 	}
 	if snap.Memory.OK {
-		gauge(descMemory, float64(snap.Memory.Total), "MemTotal")
-		gauge(descMemory, float64(snap.Memory.Free), "MemFree")
-		gauge(descMemory, float64(snap.Memory.Available), "MemAvailable")
+		gauge(descMeminfo, float64(snap.Memory.Total), "MemTotal")
+		gauge(descTotal, float64(snap.Memory.Total))
+		gauge(descMeminfo, float64(snap.Memory.Free), "MemFree")
+		gauge(descFree, float64(snap.Memory.Free))
+		gauge(descMeminfo, float64(snap.Memory.Available), "MemAvailable")
+		gauge(descMemAvailable, float64(snap.Memory.Available))
 	}
 	if snap.Memory.CgroupOK {
 		gauge(descWorkingSet, float64(snap.Memory.WorkingSet))
 	}
 	if snap.Swap.OK {
 		gauge(descSwap, float64(snap.Swap.Total), "SwapTotal")
+		gauge(descSwapTotal, float64(snap.Swap.Total))
 		gauge(descSwap, float64(snap.Swap.Free), "SwapFree")
+		gauge(descSwapFree, float64(snap.Swap.Free))
 	}
 	for i := range snap.Pressure {
 		stall, name := &snap.Pressure[i], Resource(i).String()

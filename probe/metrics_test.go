@@ -52,11 +52,16 @@ nodeprobe_capacity_hugepages_bytes{page_size_bytes="2097152"} 1.073741824e+09
 nodeprobe_filesystem_readonly{filesystem="imagefs"} 0
 nodeprobe_filesystem_readonly{filesystem="nodefs"} 0
 nodeprobe_machine_info{architecture="` + info.Architecture + `",boot_id="ed1304b0-28d0-44a5-98a2-98159614029c",kernel_version="` + info.KernelVersion + `",machine_id="3d1219c7c4c5404aaa1f6d2a48adfda4",os_image="Debian GNU/Linux 12 (bookworm)",system_uuid="4c4c4544-0042-3510-8053-b4c04f564d31"} 1
+nodeprobe_memory_available_bytes 5.36870912e+09
+nodeprobe_memory_free_bytes 1.073741824e+09
 nodeprobe_memory_meminfo_bytes{field="MemAvailable"} 5.36870912e+09
 nodeprobe_memory_meminfo_bytes{field="MemFree"} 1.073741824e+09
 nodeprobe_memory_meminfo_bytes{field="MemTotal"} 8.589934592e+09
 nodeprobe_memory_swap_bytes{field="SwapFree"} 1.610612736e+09
 nodeprobe_memory_swap_bytes{field="SwapTotal"} 2.147483648e+09
+nodeprobe_memory_swap_free_bytes 1.610612736e+09
+nodeprobe_memory_swap_total_bytes 2.147483648e+09
+nodeprobe_memory_total_bytes 8.589934592e+09
 nodeprobe_memory_working_set_bytes 4.294967296e+09
 nodeprobe_oom_kills_total 184
 nodeprobe_pressure_stall_ratio{kind="full",resource="memory",window="10s"} 0

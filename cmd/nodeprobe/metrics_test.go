@@ -47,7 +47,12 @@ func TestMetricsLint(t *testing.T) {
 	}
 	for _, want := range []string{
 		`nodeprobe_signal_available_bytes{signal="memory.available"} 6.442450944e+09`,
+		`nodeprobe_node_condition{condition="MemoryPressure",status="false"} 1`,
+		`nodeprobe_node_condition{condition="MemoryPressure",status="true"} 0`,
+		`nodeprobe_node_condition_last_transition_timestamp_seconds{condition="MemoryPressure"} `,
 		`nodeprobe_condition_status{condition="MemoryPressure"} 0`,
+		`nodeprobe_signal_limit_bytes{signal="memory.available",threshold="memory.available<100Mi"} 1.048576e+08`,
+		`nodeprobe_cpu_seconds_total{mode="idle"} 993.21`,
 		`nodeprobe_bpf_hook_attached{hook="tp_btf/mark_victim",signal="oom"} `,
 		`nodeprobe_tier_info{`, `nodeprobe_web_connections`, `nodeprobe_config_last_reload_successful 1`,
 		`nodeprobe_build_info{`, `process_resident_memory_bytes `, `go_goroutines `,

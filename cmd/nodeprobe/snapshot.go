@@ -21,9 +21,10 @@ func newSnapshotCommand(p *paths) *cobra.Command {
 		Short: "Sample the node; print what was found and the Node that would be posted",
 		Long: `Sample the node; print what was found and the Node that would be posted.
 
-It takes a second, because one sample does not show how fast a limit approaches:
---for 0s takes just one. No cluster is needed. The exit code is 0 if everything
-could be read, and 3 if not; the rest is printed in either case.`,
+It takes a second, because one sample does not show that a limit approaches:
+--for 0s takes just one, --for 1m finds what is slower. No cluster is needed. The
+exit code is 0 if everything could be read, and 3 if not; the rest is printed in
+either case.`,
 		Args: usage(cobra.NoArgs),
 	}
 	addConfigFlags(cmd, &files)

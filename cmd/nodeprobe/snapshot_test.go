@@ -228,9 +228,9 @@ func TestSnapshotTellsTimeToLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	synctest.Test(t, func(t *testing.T) {
-		for i := range 20 { // 0.3 GiB/s, and never at the time of a sample
+		for i := range 20 { // 2.5 GiB/s, and never at the time of a sample
 			time.AfterFunc(time.Duration(50*i+25)*time.Millisecond, func() {
-				tr.Write("proc/meminfo", testtree.MemoryInUse(2<<20+i<<14))
+				tr.Write("proc/meminfo", testtree.MemoryInUse(2<<20+i<<17))
 			})
 		}
 		var stdout bytes.Buffer

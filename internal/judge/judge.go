@@ -44,6 +44,7 @@ type Judge struct {
 	polled     []pressure.Estimate // reused: of thresholds that only samples can tell of
 	before     []pressure.Status   // reused: of the findings
 	next       time.Duration       // what the pace was last
+	sent       map[series]sent
 }
 
 // Policy is what a Judge goes by.
@@ -74,6 +75,7 @@ func New(policy Policy, limits LimitWatcher, log *slog.Logger, reg prometheus.Re
 		rules:     pressure.NewJudge(policy.Rules),
 		lines:     pressure.NewLimits(policy.Thresholds, policy.Rules),
 		names:     thresholdNames(policy.Thresholds),
+		sent:      map[series]sent{},
 	}
 	j.forecaster = pressure.NewForecaster(j.lines.Thresholds())
 	j.latest.Rules = policy.Rules
@@ -134,6 +136,7 @@ func (j *Judge) Reload(policy Policy) {
 	j.forecaster.Change(j.lines.Thresholds())
 	j.latest.Estimates = slices.Clone(j.forecaster.Observe(&j.latest.Snapshot)[:len(policy.Thresholds)])
 	j.names = thresholdNames(policy.Thresholds)
+	clear(j.sent)
 }
 
 // countFromZero makes the series of conditions of our own: a rate needs the value

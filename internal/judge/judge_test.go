@@ -2,6 +2,7 @@ package judge
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -369,6 +370,57 @@ func TestOwnConditions(t *testing.T) {
 			t.Errorf("at %s: %v, %d changes, next in %s; want %+v", step.at, got, changes, next, step)
 		}
 	}
+}
+
+// Of each condition one status is 1 and the others are 0, so that they can be summed; and
+// a limit is exported in its signal's unit.
+func TestConditionMetrics(t *testing.T) {
+	reg := prometheus.NewPedanticRegistry()
+	cfg := judgeConfig()
+	cfg.Thresholds = judgetest.Thresholds(t, map[string]string{"memory.available": "5%", "pid.available": "30"})
+	cfg.Rules = []pressure.Rule{judgetest.Rule(t, "example.com/Low", "memory.available < 50%")}
+	m := New(cfg, watchNothing, slog.New(slog.DiscardHandler), reg)
+	want := func(step string, series ...string) {
+		t.Helper()
+		families, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, f := range families {
+			name := strings.TrimPrefix(f.GetName(), "nodeprobe_")
+			for _, metric := range f.GetMetric() {
+				value := metric.GetGauge().GetValue()
+				switch labels := metric.GetLabel(); {
+				case name == "node_condition" && value == 1:
+					got = append(got, labels[0].GetValue()+" "+labels[1].GetValue())
+				case name == "node_condition" && value != 0:
+					t.Errorf("%s: %v", step, metric)
+				case strings.HasSuffix(name, "_timestamp_seconds"):
+					at := time.Unix(0, int64(value*1e9)).Sub(judgetest.Begin).Round(time.Second)
+					got = append(got, labels[0].GetValue()+" since "+at.String())
+				case strings.HasPrefix(name, "signal_limit_") && !strings.HasSuffix(name, "_ratio"):
+					got = append(got, fmt.Sprintf("%s %s %v", name, labels[1].GetValue(), value))
+				}
+			}
+		}
+		if diff := cmp.Diff(series, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", step, diff)
+		}
+	}
+	want("nothing yet", "DiskPressure unknown", "MemoryPressure unknown", "PIDPressure unknown")
+	m.Observe(judgetest.At(10*time.Second, 40))
+	m.Observe(judgetest.At(20*time.Second, 40))
+	limits := []string{"signal_limit_bytes memory.available<5% 5", "signal_limit_tasks pid.available<30 30"}
+	want("low", append([]string{
+		"DiskPressure false", "MemoryPressure false", "PIDPressure false", "example.com/Low true",
+		"DiskPressure since 10s", "MemoryPressure since 10s", "PIDPressure since 10s", "example.com/Low since 10s",
+	}, limits...)...)
+	m.Observe(judgetest.At(30*time.Second, 4))
+	want("lower", append([]string{
+		"DiskPressure false", "MemoryPressure true", "PIDPressure false", "example.com/Low true",
+		"DiskPressure since 10s", "MemoryPressure since 30s", "PIDPressure since 10s", "example.com/Low since 10s",
+	}, limits...)...)
 }
 
 // Metrics follow other thresholds, more of them and fewer.

@@ -1,49 +1,115 @@
 package judge
 
 import (
+	"time"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/nodeprobe/nodeprobe/probe/pressure"
 )
 
 var (
-	descCondition = prometheus.NewDesc("nodeprobe_condition_status",
-		"Status of a condition, a kubelet's or one of our own: 1 is True, 0 is False, -1 is Unknown.", []string{"condition"}, nil)
+	descCondition = prometheus.NewDesc("nodeprobe_node_condition",
+		"Whether a condition, a kubelet's or one of our own, has a status: 1 for the one it has, 0 for the others.", []string{"condition", "status"}, nil)
+	descLastTransition = prometheus.NewDesc("nodeprobe_node_condition_last_transition_timestamp_seconds",
+		"When a condition got the status that it has; not before the process or its present rule began.", []string{"condition"}, nil)
+	descConditionStatus = prometheus.NewDesc("nodeprobe_condition_status",
+		"Deprecated: use nodeprobe_node_condition, which can be summed. 1 is True, 0 is False, -1 is Unknown.", []string{"condition"}, nil)
 	descTimeToLimit = prometheus.NewDesc("nodeprobe_signal_time_to_limit_seconds",
-		"Time until a limit is reached at the present rate: 0 if it is, absent if it never will be.", []string{"signal", "threshold"}, nil)
-	descLimit = prometheus.NewDesc("nodeprobe_signal_limit_ratio",
+		"Time until a limit is reached if the present trend goes on: 0 if it is reached, absent without a trend.", []string{"signal", "threshold"}, nil)
+	descLimit = map[string]*prometheus.Desc{
+		"bytes":  newLimitDesc("bytes"),
+		"inodes": newLimitDesc("inodes"),
+		"tasks":  newLimitDesc("tasks"),
+	}
+	descLimitRatio = prometheus.NewDesc("nodeprobe_signal_limit_ratio",
 		"Share of the capacity below which a threshold is met.", []string{"signal", "threshold"}, nil)
 )
 
+func newLimitDesc(unit string) *prometheus.Desc {
+	return prometheus.NewDesc("nodeprobe_signal_limit_"+unit,
+		"Amount below which a threshold is met, in "+unit+".", []string{"signal", "threshold"}, nil)
+}
+
 // Describe implements prometheus.Collector.
 func (j *Judge) Describe(ch chan<- *prometheus.Desc) {
-	ch <- descCondition
-	ch <- descTimeToLimit
-	ch <- descLimit
+	for _, d := range []*prometheus.Desc{descCondition, descLastTransition, descConditionStatus, descTimeToLimit, descLimitRatio} {
+		ch <- d
+	}
+	for _, d := range descLimit {
+		ch <- d
+	}
 }
 
 // Collect implements prometheus.Collector.
 func (j *Judge) Collect(ch chan<- prometheus.Metric) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	for _, v := range j.latest.Verdicts {
-		ch <- prometheus.MustNewConstMetric(descCondition, prometheus.GaugeValue, statusValue(v.Status), v.Condition.String())
+	for i := range j.latest.Verdicts {
+		v := &j.latest.Verdicts[i]
+		j.collectCondition(ch, v.Condition.String(), v.Status, v.Since)
 	}
-	for _, f := range j.latest.Findings {
-		if !f.Since.IsZero() {
-			ch <- prometheus.MustNewConstMetric(descCondition, prometheus.GaugeValue, statusValue(f.Status), f.Type)
+	for i := range j.latest.Findings {
+		if f := &j.latest.Findings[i]; !f.Since.IsZero() {
+			j.collectCondition(ch, f.Type, f.Status, f.Since)
 		}
 	}
 	for i := range j.latest.Estimates {
-		e := &j.latest.Estimates[i]
+		e, threshold := &j.latest.Estimates[i], j.names[i]
+		signal := e.Signal.String()
 		if e.OK {
-			ch <- prometheus.MustNewConstMetric(descTimeToLimit, prometheus.GaugeValue, e.TimeToLimit.Seconds(), e.Signal.String(), j.names[i])
+			ch <- prometheus.MustNewConstMetric(descTimeToLimit, prometheus.GaugeValue, e.TimeToLimit.Seconds(), signal, threshold)
 		}
 		if o := &j.latest.Snapshot.Signals[e.Signal]; o.OK && o.Capacity > 0 {
-			limit := float64(e.Threshold.Value.Of(o.Capacity)) / float64(o.Capacity)
-			ch <- prometheus.MustNewConstMetric(descLimit, prometheus.GaugeValue, limit, e.Signal.String(), j.names[i])
+			limit := float64(e.Threshold.Value.Of(o.Capacity))
+			ch <- j.gauge(series{descLimit[e.Signal.Unit()], signal, threshold}, limit)
+			ch <- j.gauge(series{descLimitRatio, signal, threshold}, limit/float64(o.Capacity))
 		}
 	}
+}
+
+func (j *Judge) collectCondition(ch chan<- prometheus.Metric, condition string, status pressure.Status, since time.Time) {
+	for _, s := range [...]struct {
+		name   string
+		status pressure.Status
+	}{{"true", pressure.True}, {"false", pressure.False}, {"unknown", pressure.Unknown}} {
+		has := 0.
+		if s.status == status {
+			has = 1
+		}
+		ch <- j.gauge(series{descCondition, condition, s.name}, has)
+	}
+	if !since.IsZero() {
+		ch <- j.gauge(series{descLastTransition, condition, ""}, float64(since.UnixNano())/1e9)
+	}
+	ch <- j.gauge(series{descConditionStatus, condition, ""}, statusValue(status))
+}
+
+// series is a gauge with one label or two.
+type series struct {
+	desc          *prometheus.Desc
+	first, second string
+}
+
+// sent is what a scrape was given last.
+type sent struct {
+	value  float64
+	metric prometheus.Metric
+}
+
+// gauge returns a series' present value, which is the same as at the last scrape in nearly
+// all: making it costs more than sending it. The caller holds the lock.
+func (j *Judge) gauge(s series, value float64) prometheus.Metric {
+	if last, ok := j.sent[s]; ok && last.value == value {
+		return last.metric
+	}
+	labels := []string{s.first, s.second}
+	if s.second == "" {
+		labels = labels[:1]
+	}
+	m := prometheus.MustNewConstMetric(s.desc, prometheus.GaugeValue, value, labels...)
+	j.sent[s] = sent{value, m}
+	return m
 }
 
 func statusValue(s pressure.Status) float64 {

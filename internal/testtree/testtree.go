@@ -49,6 +49,7 @@ func Files() map[string]string {
 	return map[string]string{
 		"proc/meminfo":                   Meminfo("6291456"),
 		"proc/loadavg":                   "0.20 0.18 0.12 1/200 11206\n",
+		"proc/stat":                      "cpu  1018 20 503 99321 204 7 11 3 5 0\n",
 		"proc/vmstat":                    "nr_free_pages 262144\noom_kill 3\n",
 		"proc/pressure/cpu":              stalls,
 		"proc/pressure/memory":           stalls,

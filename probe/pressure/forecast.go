@@ -7,18 +7,20 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe"
 )
 
-// Horizon is how far a forecast looks ahead; anything further off is never. Rates are
-// averages over a minute at most, so a figure of days only means that there is no
-// hurry.
+// Horizon is how far a forecast looks ahead; anything further off is never.
 const Horizon = 30 * 24 * time.Hour
 
-// Estimate is when a limit will be reached at the present rate.
+// Estimate is when a limit will be reached, if what the signal does goes on.
 //
 //	reached     OK, TimeToLimit is 0, Headroom is not positive
 //	approached  OK, TimeToLimit is positive
-//	never       not OK, Headroom is positive: it does not shrink by more than it
-//	            jitters, too slowly for the Horizon, or was not watched for long
+//	never       not OK, Headroom is positive: nothing speaks for it
 //	unknown     not OK, Capacity is 0: the signal cannot be read
+//
+// A limit is forecast to be reached on evidence only: a straight line explains nine
+// tenths of how the latest samples vary, five of them at least; along it the signal has
+// lost a quarter of the Headroom, and twice of what it rises by now and then (or all of
+// the Headroom once more); and it still moves.
 type Estimate struct {
 	Signal    probe.Signal
 	Threshold Threshold
@@ -28,15 +30,21 @@ type Estimate struct {
 	Headroom int64
 	// Capacity is the signal's, to compare Headroom with.
 	Capacity int64
-	// Rate is by how much the available amount changes, in units per second:
-	// less than 0 while it shrinks, and 0 while it does no more than jitter.
-	Rate float64
-	// TimeToLimit is Headroom at that Rate, but not less than the time for which
-	// nothing has moved: a burst that is over was no promise. It is 0 if and
-	// only if the limit is reached (or OK is false).
+	// TimeToLimit is Headroom at the rate of that line, but not less than the time for
+	// which nothing has moved. It is 0 if and only if the limit is reached (or OK is
+	// false).
 	TimeToLimit time.Duration
-	// OK reports that the limit is reached, or will be within the Horizon.
+	// OK reports that the limit is reached, or will be.
 	OK bool
+
+	// Rate is by how much the available amount changes just now, in units per second:
+	// less than 0 while it shrinks, and 0 while it does no more than jitter. It takes one
+	// sample, and may be noise.
+	Rate float64
+	// Earliest is when the limit may be reached: Headroom at Rate, or TimeToLimit if that
+	// is less; 0 if the limit is reached, or never will be within the Horizon. It is for
+	// the time of the next sample, not for people.
+	Earliest time.Duration
 }
 
 // Forecaster turns snapshots into estimates. Like the Evaluator it is pure, and
@@ -78,7 +86,7 @@ func (f *Forecaster) Observe(s *probe.Snapshot) []Estimate {
 		t := &f.trends[e.Signal]
 		switch obs := s.Signals[e.Signal]; {
 		case obs.OK:
-			*e = estimate(e.Threshold, obs, t.rate(s.Time), t.still(s.Time))
+			*e = estimate(e.Threshold, obs, t.rate(s.Time), t.course.evidence(t.still(s.Time)), t.still(s.Time))
 		case !t.begun:
 			*e = Estimate{Signal: e.Signal, Threshold: e.Threshold}
 		}
@@ -86,26 +94,41 @@ func (f *Forecaster) Observe(s *probe.Snapshot) []Estimate {
 	return f.estimates
 }
 
-// estimate divides what is left by the rate at which it shrinks, given how long it has
+// estimate divides what is left by the rates at which it shrinks, given how long it has
 // stood still.
-func estimate(t Threshold, obs probe.Observation, rate float64, still time.Duration) Estimate {
+func estimate(t Threshold, obs probe.Observation, rate float64, v evidence, still time.Duration) Estimate {
 	e := Estimate{
 		Signal: t.Signal, Threshold: t, Capacity: obs.Capacity, Rate: rate,
 		Headroom: minus(obs.Available, t.Value.Of(obs.Capacity)),
 	}
-	switch {
-	case e.Headroom <= 0:
+	if e.Headroom <= 0 {
 		e.OK = true
-	case rate < 0:
-		// Compared as floats, since what is beyond the Horizon need not fit
-		// into a Duration, and may be infinite.
-		if seconds := float64(e.Headroom) / -rate; seconds <= Horizon.Seconds() {
-			e.OK = true
-			// Not 0, which would mean that it has been reached.
-			e.TimeToLimit = max(time.Duration(seconds*float64(time.Second)), still, 1)
-		}
+		return e
+	}
+	e.Earliest = until(e.Headroom, rate, still)
+	if v.enough(float64(e.Headroom)) {
+		e.TimeToLimit = until(e.Headroom, v.rate, still)
+		e.OK = e.TimeToLimit > 0
+	}
+	if e.OK && (e.Earliest == 0 || e.TimeToLimit < e.Earliest) {
+		e.Earliest = e.TimeToLimit
 	}
 	return e
+}
+
+// until returns for how long what is left lasts at a rate, but not less than the time for
+// which it has stood still: a burst that is over was no promise. It is 0 if that is never.
+func until(headroom int64, rate float64, still time.Duration) time.Duration {
+	if rate >= 0 {
+		return 0
+	}
+	// Compared as floats, since what is beyond the Horizon need not fit into a
+	// Duration, and may be infinite.
+	seconds := float64(headroom) / -rate
+	if seconds > Horizon.Seconds() {
+		return 0
+	}
+	return max(time.Duration(seconds*float64(time.Second)), still, 1) // 0 would be never
 }
 
 // minus returns a-b, or the nearest that fits into an int64. A limit is not

@@ -111,8 +111,12 @@ func checkEstimate(t *testing.T, e *Estimate, threshold Threshold, obs probe.Obs
 		t.Fatalf("not OK, but %v and %d", e.TimeToLimit, e.Headroom)
 	case e.OK && (e.TimeToLimit == 0) != (e.Headroom <= 0):
 		t.Fatalf("%v to a limit that is %d away", e.TimeToLimit, e.Headroom)
-	case e.OK && e.TimeToLimit > 0 && e.Rate >= 0:
-		t.Fatalf("reached in %v at a rate of %v", e.TimeToLimit, e.Rate)
+	case e.Earliest < 0 || e.Earliest > Horizon || e.Earliest > 0 && e.Headroom <= 0:
+		t.Fatalf("%v to the limit at the earliest, %d above", e.Earliest, e.Headroom)
+	case e.TimeToLimit > 0 && (e.Earliest == 0 || e.Earliest > e.TimeToLimit):
+		t.Fatalf("%v to the limit, %v at the earliest", e.TimeToLimit, e.Earliest)
+	case e.Earliest > 0 && e.TimeToLimit == 0 && e.Rate >= 0:
+		t.Fatalf("%v to the limit at the earliest, at a rate of %v", e.Earliest, e.Rate)
 	case obs.OK && (e.Headroom > 0) != (obs.Available > limit):
 		t.Fatalf("%d above %d is %d", obs.Available, limit, e.Headroom)
 	case !obs.OK && obs.Err == nil && *e != Estimate{Signal: e.Signal, Threshold: threshold}:
@@ -133,6 +137,9 @@ func checkMonotone(t *testing.T, near, far *Estimate) {
 	if far.OK && (!near.OK || near.TimeToLimit > far.TimeToLimit) {
 		t.Fatalf("%d takes %v, %d takes %v", near.Headroom, near.TimeToLimit, far.Headroom, far.TimeToLimit)
 	}
+	if far.Earliest > 0 && near.Headroom > 0 && (near.Earliest == 0 || near.Earliest > far.Earliest) {
+		t.Fatalf("%d takes %v at the earliest, %d takes %v", near.Headroom, near.Earliest, far.Headroom, far.Earliest)
+	}
 }
 
 // FuzzNextSample gives it estimates that no forecaster makes.
@@ -143,7 +150,7 @@ func FuzzNextSample(f *testing.F) {
 	f.Fuzz(func(t *testing.T, signal uint8, headroom, capacity, ttl int64, ok bool, before int64) {
 		e := Estimate{
 			Signal: probe.Signal(signal % uint8(probe.NumSignals)), Headroom: headroom, Capacity: capacity,
-			TimeToLimit: time.Duration(ttl), OK: ok,
+			Earliest: time.Duration(ttl), OK: ok,
 		}
 		got := NextSample([]Estimate{e}, time.Duration(before), Pace{})
 		if got < 100*time.Millisecond || got > 10*time.Second {
@@ -153,7 +160,7 @@ func FuzzNextSample(f *testing.F) {
 			t.Fatalf("in %v, but in %v if another signal is unknown", got, others)
 		}
 		if headroom > 0 && headroom < math.MaxInt64/2 && ttl > 0 && ttl < math.MaxInt64/2 {
-			e.Headroom, e.TimeToLimit = 2*headroom, 2*e.TimeToLimit
+			e.Headroom, e.Earliest = 2*headroom, 2*e.Earliest
 			if more := NextSample([]Estimate{e}, time.Duration(before), Pace{}); more < got {
 				t.Fatalf("in %v with twice the headroom, in %v without", more, got)
 			}

@@ -21,13 +21,14 @@ import (
 //	jitter memory.available 5Mi     ... and strays by so much at most
 //
 //	at 10s memory.available=4Gi/8Gi
-//	  memory.available<100Mi 3996.0Mi above, -5.0Mi/s, in 13m19s
+//	  memory.available<100Mi 3996.0Mi above, -5.0Mi/s, perhaps in 13m19s
 //	at 20s..60s/10s
 //	  ...
 //
 // A reading says where a signal is, and it moves on from there. The indented
 // lines hold one estimate per limit and the interval that NextSample asks for;
-// of a range, those of its last snapshot.
+// of a range, those of its last snapshot. "in" is the forecast, "perhaps in" what the
+// pace goes by.
 func TestForecastScenarios(t *testing.T) {
 	playFiles(t, "testdata/forecast/*.txt", func() command { return (&forecastScenario{limits: entries{}}).command })
 }
@@ -141,13 +142,22 @@ func formatEstimate(e Estimate) string {
 	}
 	text := fmt.Sprintf("%s above, %s/s, ", amount(float64(e.Headroom)), amount(e.Rate))
 	switch {
-	case !e.OK:
-		return text + "never"
-	case e.TimeToLimit == 0:
+	case e.OK && e.TimeToLimit == 0:
 		return text + "reached"
-	case e.TimeToLimit < time.Minute:
-		return text + "in " + e.TimeToLimit.Round(100*time.Millisecond).String()
-	default:
-		return text + "in " + e.TimeToLimit.Round(time.Second).String()
+	case e.OK && e.Earliest < e.TimeToLimit:
+		text += "in " + formatTime(e.TimeToLimit) + ", "
+	case e.OK:
+		return text + "in " + formatTime(e.TimeToLimit)
 	}
+	if e.Earliest == 0 {
+		return text + "never"
+	}
+	return text + "perhaps in " + formatTime(e.Earliest)
+}
+
+func formatTime(d time.Duration) string {
+	if d < time.Minute {
+		return d.Round(100 * time.Millisecond).String()
+	}
+	return d.Round(time.Second).String()
 }

@@ -31,32 +31,39 @@ func TestForecastKeepsTheOrder(t *testing.T) {
 func TestEstimate(t *testing.T) {
 	limit := Threshold{Signal: probe.MemoryAvailable, Value: Value{Quantity: 100}, MinReclaim: Value{Quantity: 50}}
 	half := Threshold{Signal: probe.MemoryAvailable, Value: Value{Percentage: 0.5}}
+	const s = time.Second
 	for _, test := range []struct {
 		name      string
 		threshold Threshold
 		available int64
 		rate      float64
+		evidence  evidence
 		still     time.Duration
 		want      Estimate
 	}{
-		{"steady", limit, 200, 0, 0, Estimate{Headroom: 100}},
-		{"grows", limit, 200, 5, 0, Estimate{Headroom: 100, Rate: 5}},
-		{"shrinks", limit, 200, -5, 0, Estimate{Headroom: 100, Rate: -5, TimeToLimit: 20 * time.Second, OK: true}},
-		{"percentage", half, 700, -5, 0, Estimate{Headroom: 200, Rate: -5, TimeToLimit: 40 * time.Second, OK: true}},
-		{"has stood still", limit, 200, -5, time.Minute, Estimate{Headroom: 100, Rate: -5, TimeToLimit: time.Minute, OK: true}},
-		{"reached", limit, 100, -5, time.Minute, Estimate{Headroom: 0, Rate: -5, OK: true}},
-		{"passed, and coming back", limit, 50, 5, 0, Estimate{Headroom: -50, Rate: 5, OK: true}},
-		{"just before", limit, 101, -1e300, 0, Estimate{Headroom: 1, Rate: -1e300, TimeToLimit: 1, OK: true}},
-		{"horizon", limit, 100 + 30*24*3600, -1, 0, Estimate{Headroom: 30 * 24 * 3600, Rate: -1, TimeToLimit: Horizon, OK: true}},
-		{"beyond the horizon", limit, 101 + 30*24*3600, -1, 0, Estimate{Headroom: 1 + 30*24*3600, Rate: -1}},
-		{"infinitely far", limit, 200, -math.SmallestNonzeroFloat64, 0, Estimate{Headroom: 100, Rate: -math.SmallestNonzeroFloat64}},
-		{"least", limit, math.MinInt64, 0, 0, Estimate{Headroom: math.MinInt64, OK: true}},
-		{"most", limit, math.MaxInt64, 0, 0, Estimate{Headroom: math.MaxInt64 - 100}},
+		{"steady", limit, 200, 0, evidence{}, 0, Estimate{Headroom: 100}},
+		{"grows", limit, 200, 5, evidence{}, 0, Estimate{Headroom: 100, Rate: 5}},
+		{"may be noise", limit, 200, -5, evidence{}, 0, Estimate{Headroom: 100, Rate: -5, Earliest: 20 * s}},
+		{"shrinks", limit, 200, -5, evidence{-4, 25, 0}, 0, Estimate{Headroom: 100, Rate: -5, Earliest: 20 * s, TimeToLimit: 25 * s, OK: true}},
+		{"shrinks, unseen by the rate", limit, 200, 0, evidence{-4, 25, 0}, 0, Estimate{Headroom: 100, Earliest: 25 * s, TimeToLimit: 25 * s, OK: true}},
+		{"has not taken a quarter yet", limit, 200, -5, evidence{-4, 24, 0}, 0, Estimate{Headroom: 100, Rate: -5, Earliest: 20 * s}},
+		{"has taken less than usual", limit, 200, -5, evidence{-4, 50, 60}, 0, Estimate{Headroom: 100, Rate: -5, Earliest: 20 * s}},
+		{"has taken more than is left", limit, 200, -5, evidence{-4, 100, 200}, 0, Estimate{Headroom: 100, Rate: -5, Earliest: 20 * s, TimeToLimit: 25 * s, OK: true}},
+		{"percentage", half, 700, -5, evidence{-5, 100, 0}, 0, Estimate{Headroom: 200, Rate: -5, Earliest: 40 * s, TimeToLimit: 40 * s, OK: true}},
+		{"has stood still", limit, 200, -5, evidence{-4, 50, 0}, time.Minute, Estimate{Headroom: 100, Rate: -5, Earliest: time.Minute, TimeToLimit: time.Minute, OK: true}},
+		{"reached", limit, 100, -5, evidence{-4, 50, 0}, time.Minute, Estimate{Headroom: 0, Rate: -5, OK: true}},
+		{"passed, and coming back", limit, 50, 5, evidence{}, 0, Estimate{Headroom: -50, Rate: 5, OK: true}},
+		{"just before", limit, 101, -1e300, evidence{-1e300, 1, 0}, 0, Estimate{Headroom: 1, Rate: -1e300, Earliest: 1, TimeToLimit: 1, OK: true}},
+		{"horizon", limit, 100 + 30*24*3600, -1, evidence{}, 0, Estimate{Headroom: 30 * 24 * 3600, Rate: -1, Earliest: Horizon}},
+		{"beyond the horizon", limit, 101 + 30*24*3600, -1, evidence{-1, 30 * 24 * 3600, 0}, 0, Estimate{Headroom: 1 + 30*24*3600, Rate: -1}},
+		{"infinitely far", limit, 200, -math.SmallestNonzeroFloat64, evidence{}, 0, Estimate{Headroom: 100, Rate: -math.SmallestNonzeroFloat64}},
+		{"least", limit, math.MinInt64, 0, evidence{}, 0, Estimate{Headroom: math.MinInt64, OK: true}},
+		{"most", limit, math.MaxInt64, 0, evidence{}, 0, Estimate{Headroom: math.MaxInt64 - 100}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			test.want.Signal, test.want.Threshold, test.want.Capacity = probe.MemoryAvailable, test.threshold, 1000
 			obs := probe.Observation{Available: test.available, Capacity: 1000, OK: true}
-			if diff := cmp.Diff(test.want, estimate(test.threshold, obs, test.rate, test.still)); diff != "" {
+			if diff := cmp.Diff(test.want, estimate(test.threshold, obs, test.rate, test.evidence, test.still)); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})
@@ -81,7 +88,7 @@ func TestMinusSaturates(t *testing.T) {
 	}
 }
 
-// A limit is seen coming by a sample or two of a burst, wherever the sampler was.
+// The rate shows a burst after a sample or two, wherever the sampler was.
 func TestForecastReactsToABurst(t *testing.T) {
 	const rate = 200 * float64(1<<20)
 	for _, every := range []time.Duration{100 * time.Millisecond, 300 * time.Millisecond, time.Second, 3 * time.Second, 10 * time.Second} {
@@ -102,7 +109,7 @@ func TestForecastReactsToABurst(t *testing.T) {
 			}
 			// Two steps of the fast average, whatever its time constant.
 			share := -math.Expm1(-2 * every.Seconds() / fastSeconds)
-			if !got.OK || got.Rate > -0.8*rate*share || got.Rate < -1.2*rate*share {
+			if got.Earliest == 0 || got.Rate > -0.8*rate*share || got.Rate < -1.2*rate*share {
 				t.Errorf("after two samples: %+v, want a rate of %g", got, -rate*share)
 			}
 		})
@@ -178,15 +185,19 @@ func BenchmarkForecast(b *testing.B) {
 func ExampleForecaster() {
 	thresholds, _, _ := Parse(Config{Hard: map[string]string{"nodefs.available": "10Gi"}})
 	f := NewForecaster(thresholds)
-	for i := range int64(3) {
+	for i := range int64(7) {
 		s := probe.Snapshot{Time: time.Unix(10*i, 0)}
-		s.Signals[probe.NodeFsAvailable] = probe.Observation{Available: 70<<30 - i<<30, Capacity: 100 << 30, OK: true}
+		s.Signals[probe.NodeFsAvailable] = probe.Observation{Available: 26<<30 - i<<30, Capacity: 100 << 30, OK: true}
 		for _, e := range f.Observe(&s) {
-			fmt.Println(e.Threshold, e.Headroom>>30, e.TimeToLimit, e.OK)
+			fmt.Println(e.Threshold, e.Headroom>>30, e.OK, e.TimeToLimit.Round(time.Second), e.Earliest.Round(time.Second))
 		}
 	}
 	// Output:
-	// nodefs.available<10Gi 60 0s false
-	// nodefs.available<10Gi 59 9m50s true
-	// nodefs.available<10Gi 58 9m40s true
+	// nodefs.available<10Gi 16 false 0s 0s
+	// nodefs.available<10Gi 15 false 0s 2m30s
+	// nodefs.available<10Gi 14 false 0s 2m20s
+	// nodefs.available<10Gi 13 false 0s 2m10s
+	// nodefs.available<10Gi 12 true 2m0s 2m0s
+	// nodefs.available<10Gi 11 true 1m50s 1m50s
+	// nodefs.available<10Gi 10 true 1m40s 1m40s
 }

@@ -25,8 +25,8 @@ type Pace struct {
 }
 
 const (
-	// lead is how many samples a forecast is good for: the next one comes when a
-	// sixteenth of the time to the limit has passed. After Base, a burst has
+	// lead is how many samples an Earliest is good for: the next one comes when a
+	// sixteenth of it has passed. After Base, a burst has
 	// possibly just begun, and is averaged with the quiet before it: so much
 	// faster than it seems it may be, and still be seen coming. A steady fill
 	// costs 11 samples each time that the time to the limit halves.
@@ -59,7 +59,7 @@ func surge(unit string) float64 {
 // latest and what NextSample returned before it; 0 if this is the first. It is
 // the least of
 //
-//   - a sixteenth of the time to the nearest limit, but at least Floor;
+//   - a sixteenth of the time in which a limit may be reached, but at least Floor;
 //   - the time in which a burst that has not begun yet might reach a limit (or end a
 //     shortage), but at least Ceiling: a disk may stay just above its limit for
 //     weeks, which does not justify ten samples a second;
@@ -109,8 +109,8 @@ func (p Pace) complete() Pace {
 // due returns the time until the next sample for an estimate, which may be never.
 func (e *Estimate) due(p Pace) time.Duration {
 	next := max(e.surprise(), p.Ceiling)
-	if e.OK && e.TimeToLimit > 0 {
-		next = min(next, max(e.TimeToLimit/lead, p.Floor))
+	if e.Earliest > 0 {
+		next = min(next, max(e.Earliest/lead, p.Floor))
 	}
 	return next
 }

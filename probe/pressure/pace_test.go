@@ -17,7 +17,7 @@ func TestNextSample(t *testing.T) {
 		return Estimate{Signal: probe.MemoryAvailable, Capacity: 8 * gi, Headroom: headroom, OK: headroom <= 0}
 	}
 	in := func(e Estimate, d time.Duration) Estimate {
-		e.TimeToLimit, e.OK = d, true
+		e.Earliest = d
 		return e
 	}
 	of := func(signal probe.Signal, capacity, headroom int64) Estimate {
@@ -80,7 +80,7 @@ func TestNextSample(t *testing.T) {
 // between its extremes, and the way back takes seconds.
 func TestNextSampleDoesNotFlap(t *testing.T) {
 	quiet := []Estimate{{Signal: probe.MemoryAvailable, Capacity: 8 * gi, Headroom: 6 * gi}}
-	alarm := []Estimate{{Signal: probe.MemoryAvailable, Capacity: 8 * gi, Headroom: 6 * gi, TimeToLimit: time.Second, OK: true}}
+	alarm := []Estimate{{Signal: probe.MemoryAvailable, Capacity: 8 * gi, Headroom: 6 * gi, Earliest: time.Second}}
 	interval := NextSample(alarm, 10*time.Second, Pace{})
 	for i := range 10 {
 		if interval = NextSample(quiet, interval, Pace{}); interval != 200*time.Millisecond {

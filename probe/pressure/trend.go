@@ -75,6 +75,10 @@ type trend struct {
 	// shrank is when it last moved down.
 	mark   float64
 	shrank time.Time
+
+	// course is what forecasts are made from: the averages are for the pace, which must
+	// not miss a burst; this must not take noise for one.
+	course course
 }
 
 // observe takes one reading into account.
@@ -94,6 +98,7 @@ func (t *trend) observe(now time.Time, obs probe.Observation) {
 		*t = trend{
 			begun: true, time: now, shrank: now, level: float64(obs.Available),
 			mark: float64(obs.Available), capacity: float64(max(0, obs.Capacity)),
+			course: newCourse(float64(obs.Available)),
 		}
 	case elapsed < 0:
 		// The clock was set back. The averages are rates, which remain true; only the
@@ -101,6 +106,7 @@ func (t *trend) observe(now time.Time, obs probe.Observation) {
 		t.time, t.level = now, float64(obs.Available)
 	case elapsed >= minStep:
 		t.add(elapsed.Seconds(), float64(obs.Available))
+		t.course.follow(elapsed.Seconds(), t.level, t.bar())
 		t.time = now
 		t.note(now)
 	}

@@ -95,7 +95,7 @@ func ask(p *program.P, a *agent.Agent) (status, samples float64, err error) {
 			samples += value
 		}
 	}
-	return metrics[`nodeprobe_condition_status{condition="PIDPressure"}`], samples, err
+	return metrics[`nodeprobe_node_condition{condition="PIDPressure",status="true"}`], samples, err
 }
 
 // makeThreads has the runtime start threads now that it may want later, when it

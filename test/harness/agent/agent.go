@@ -189,7 +189,7 @@ func (a *Agent) Get(ctx context.Context, path string) (code int, body []byte, er
 }
 
 // Metric returns the present value of a series, which is written as on
-// /metrics: `nodeprobe_condition_status{condition="DiskPressure"}`.
+// /metrics: `nodeprobe_node_condition{condition="DiskPressure",status="true"}`.
 func (a *Agent) Metric(ctx context.Context, series string) (float64, error) {
 	all, err := a.Metrics(ctx)
 	if err != nil {

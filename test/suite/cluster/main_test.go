@@ -111,7 +111,7 @@ func (s *scene) pressAndRelease() {
 		for _, l := range s.loads {
 			took := s.wait(ours, begun[l], nodewatch.Has(ourCondition(l), phase.status)).Sub(begun[l])
 			theirs := s.wait(patience, begun[l], nodewatch.Has(l.Condition, phase.status)).Sub(begun[l])
-			series := fmt.Sprintf("nodeprobe_condition_status{condition=%q}", l.Condition)
+			series := fmt.Sprintf("nodeprobe_node_condition{condition=%q,status=\"true\"}", l.Condition)
 			if got := must.Get(agent.ReadMetrics(s.t.Context(), s.metricsAddress()))(s.t)[series]; got != phase.metric {
 				s.t.Errorf("%s is %v, want %v", series, got, phase.metric)
 			}

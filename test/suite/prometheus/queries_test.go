@@ -102,7 +102,7 @@ func agents(t *testing.T) map[string]*agent.Agent {
 	runtimeDir := must.Get(os.MkdirTemp("", "np-"))(t) //nolint:usetesting // its path would be too long for a socket
 	t.Cleanup(func() { os.RemoveAll(runtimeDir) })
 	runtime := containerd.Start(t, containerd.Options{Dir: runtimeDir})
-	n := stage.New(t, controlplane.StartForTest(t), agent.Config{"evictionHard": agent.Hard(map[string]string{"memory.available": "99%"})})
+	n := stage.New(t, controlplane.StartForTest(t), agent.Config{"evictionHard": agent.Hard(map[string]string{"memory.available": "99%", "nodefs.inodesFree": "0.1%", "pid.available": "0.1%"})})
 	running, base := map[string]*agent.Agent{}, n.Spec.Config
 	start := func(mode, bpf string, more agent.Config) {
 		n.Spec.Dir, n.Spec.Config = t.TempDir(), base.With(agent.Config{"mode": mode, "bpf": bpf}).With(more)

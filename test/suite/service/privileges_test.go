@@ -37,7 +37,7 @@ func TestPrivilegesAreDropped(t *testing.T) {
 		checkThread(t, s.PID(), thread.Name())
 	}
 
-	const disk, events = `nodeprobe_condition_status{condition="DiskPressure"}`, `nodeprobe_sampler_wakeups_total{cause="event"}`
+	const disk, events = `nodeprobe_node_condition{condition="DiskPressure",status="true"}`, `nodeprobe_sampler_wakeups_total{cause="event"}`
 	must.OK(t, fs.Mount())
 	stage.Until(t, "the new filesystem is sampled", func() bool {
 		return s.metric(`nodeprobe_signal_capacity_bytes{signal="nodefs.available"}`) <= 64<<20

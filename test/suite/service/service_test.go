@@ -210,7 +210,7 @@ func TestEndsWithBlockedLog(t *testing.T) {
 func TestReload(t *testing.T) {
 	t.Parallel()
 	need.Root(t)
-	const memory = `nodeprobe_condition_status{condition="MemoryPressure"}`
+	const memory = `nodeprobe_node_condition{condition="MemoryPressure",status="true"}`
 	hard := func(memory string) agent.Config {
 		// The next sample by itself is in an hour.
 		return agent.Config{

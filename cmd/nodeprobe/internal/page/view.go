@@ -39,8 +39,8 @@ type signalView struct {
 	// value in the signal's unit.
 	Threshold string `json:"threshold,omitempty"`
 	Limit     *int64 `json:"limit,omitempty"`
-	// TimeToLimit is how long it takes to reach Limit at the present rate: "0s" if it
-	// is reached, absent if the signal does not approach it.
+	// TimeToLimit is how long it takes to reach Limit if the present trend goes on: "0s"
+	// if it is reached, absent without a trend.
 	TimeToLimit string `json:"timeToLimit,omitempty"`
 	Error       string `json:"error,omitempty"`
 }
