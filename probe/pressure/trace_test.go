@@ -215,7 +215,7 @@ func calmTraces(seed uint64) (traces []*trace) {
 
 // Nothing is forecast of a machine on which nothing happens.
 func TestCalm(t *testing.T) {
-	var traces []*trace
+	traces := readTraces(t, "testdata/traces/calm*.txt")
 	for seed := range uint64(20) {
 		traces = append(traces, calmTraces(seed)...)
 	}
