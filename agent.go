@@ -125,10 +125,12 @@ func (a *Agent) build() (err error) {
 	a.hooks = a.sensor.Hooks()
 	a.metrics.MustRegister(a.sensor)
 	logHooks(log, a.hooks)
-	if a.sampler, err = probe.New(samplerConfig(cfg, a.sensor, &a.metrics)); err != nil {
+	a.limits = arm.New(arm.Config{Watch: a.sensor.Watch, Levels: a.sensor.Levels, Logger: log})
+	sampling := samplerConfig(cfg, a.sensor, &a.metrics)
+	sampling.GaveUp = a.limits.GaveUp
+	if a.sampler, err = probe.New(sampling); err != nil {
 		return fmt.Errorf("set up sampler: %w", err)
 	}
-	a.limits = arm.New(arm.Config{Watch: a.sensor.Watch, Levels: a.sensor.Levels, Logger: log})
 	a.judge = judge.New(policy(cfg), a.limits, cfg.Logger, &a.metrics)
 	a.metrics.MustRegister(tierCollector{a.judge, a.hooks})
 	if a.notifier, err = notify.New(notify.Config{

@@ -80,13 +80,15 @@ func (a *Agent) newRehearser() (*rehearser, error) {
 func (r *rehearser) makeDouble() (err error) {
 	cfg, reg, record := &r.cfg, new(staged.Registry), observeMode{}.record
 	d := &Agent{cfg: r.cfg, log: r.log, mode: observeMode{}, mounts: &mounts.Reporter{Record: record, Log: r.log}}
-	if d.sampler, err = probe.New(samplerConfig(cfg, r.agent.sensor, reg)); err != nil {
+	d.limits = arm.New(arm.Config{Watch: func([]bpf.Watch) error { return nil }, Levels: r.agent.sensor.Levels, Logger: r.log})
+	sampling := samplerConfig(cfg, r.agent.sensor, reg)
+	sampling.GaveUp = d.limits.GaveUp
+	if d.sampler, err = probe.New(sampling); err != nil {
 		return fmt.Errorf("set up sampler: %w", err)
 	}
 	if d.notifier, err = notify.New(notify.Config{Procfs: cfg.Procfs, Sysfs: cfg.Sysfs, Logger: r.log}); err != nil {
 		return fmt.Errorf("set up notifier: %w", err)
 	}
-	d.limits = arm.New(arm.Config{Watch: func([]bpf.Watch) error { return nil }, Levels: r.agent.sensor.Levels, Logger: r.log})
 	d.judge = judge.New(policy(cfg), d.limits, r.log, reg)
 	d.victims = usage.NewVictims(usage.VictimsConfig{
 		Sysfs: cfg.Sysfs, Rootfs: cfg.Rootfs, Hooked: attached(r.agent.hooks, bpf.OOM), Record: record, Logger: r.log,

@@ -65,6 +65,14 @@ func TestRelocations(t *testing.T) {
 					t.Logf("%s by %s", signal, p.name)
 				}
 			}
+			l.layout = findLayout(types)
+			for f := range filesystems() {
+				known := l.layout.known&(1<<f) != 0
+				t.Logf("%v known: %t", f, known)
+				if builtIn := f == Ext4 || kernel == "6.18-amd64"; builtIn && !known { // Debian has the others in modules
+					t.Errorf("%v: not all fields found: %v", f, found(types))
+				}
+			}
 			isTask, err := victimIsTask(types)
 			if err != nil {
 				t.Error(err)
@@ -234,6 +242,7 @@ func reduceTypes(t *testing.T, from string) {
 				}
 			}
 		}
+		types = append(types, structures(found(full))...)
 		if hasTimers(full) {
 			types = append(types, &btf.Enum{Name: "bpf_func_id", Size: 4, Values: []btf.EnumValue{{Name: "BPF_FUNC_timer_init"}}})
 		}

@@ -163,23 +163,6 @@ struct files_struct {
 	struct fdtable *fdt;
 };
 
-struct percpu_counter {
-	s64 count;
-};
-
-struct journal_s {
-	unsigned long j_flags;
-};
-
-struct ext4_sb_info {
-	unsigned int s_cluster_bits;
-	unsigned long s_ext4_flags;
-	struct journal_s *s_journal; /* may be null */
-	struct percpu_counter s_freeclusters_counter;
-	struct percpu_counter s_dirtyclusters_counter;
-	struct percpu_counter s_freeinodes_counter;
-};
-
 struct request {
 	unsigned int cmd_flags;
 	u32 rq_flags;

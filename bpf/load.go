@@ -25,7 +25,8 @@ type kernel struct {
 
 	// mu guards what follows.
 	mu       sync.Mutex
-	attached []attached      // none after close
+	attached []attached // none after close
+	closed   bool
 	read     nodeprobeTotals // what totals is copied to
 	timer    timer
 }
@@ -61,12 +62,11 @@ func (s *Sensor) loadSpec(opts Options, spec *ebpf.CollectionSpec) {
 		maps: make(map[string]*ebpf.Map),
 		opts: ebpf.CollectionOptions{Cache: cache, Programs: ebpf.ProgramOptions{KernelTypes: types}},
 	}
-	// In many kernels ext4 is a module, with BTF of its own.
+	all := []*btf.Spec{types}
 	if opts.BTF == "" {
-		if ext4, err := cache.Module("ext4"); err == nil {
-			l.opts.Programs.ExtraRelocationTargets = []*btf.Spec{ext4}
-		}
+		all = filesystemTypes(types, cache)
 	}
+	l.layout = findLayout(all...)
 	for signal := range Signal(NumSignals) {
 		s.attach(l, signal, env)
 	}
@@ -99,7 +99,7 @@ func (s *Sensor) attach(l *loader, signal Signal, env environment) {
 
 // attach loads progs and attaches them. If one cannot be, none is.
 func (k *kernel) attach(l *loader, progs []program) (err error) {
-	coll, err := l.load(progs)
+	coll, err := l.loadMost(progs)
 	if err != nil {
 		return err
 	}
@@ -127,7 +127,7 @@ func (k *kernel) attach(l *loader, progs []program) (err error) {
 	tm := k.timer
 	for _, p := range progs {
 		if p.timer != "" {
-			if tm, err = newTimer(coll); err != nil {
+			if tm, err = newTimer(coll, l); err != nil {
 				return err
 			}
 			continue
@@ -150,6 +150,9 @@ func (k *kernel) attach(l *loader, progs []program) (err error) {
 	if k.totals == nil {
 		k.totals = coll.Variables[nodeprobeVarCounters]
 	}
+	if progs[0].signal == Tasks {
+		k.timer.share(coll)
+	}
 	l.keep(coll)
 	return nil
 }
@@ -160,11 +163,7 @@ func (k *kernel) counters() Counters {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if err := k.totals.Get(&k.read); err != nil {
-		// Cannot fail: the sizes agree, and mapped memory can be read.
-		panic(err)
-	}
-	t := &k.read
+	t := k.readTotals()
 	return Counters{
 		Tasks:              t.Tasks,
 		Forks:              t.Forks,
@@ -177,6 +176,15 @@ func (k *kernel) counters() Counters {
 		BlockErrors:        t.BlockErrors,
 		Lost:               t.Lost,
 	}
+}
+
+// readTotals returns the counters, until it is called again. The caller holds the lock.
+func (k *kernel) readTotals() *nodeprobeTotals {
+	if err := k.totals.Get(&k.read); err != nil {
+		// Cannot fail: the sizes agree, and mapped memory can be read.
+		panic(err)
+	}
+	return &k.read
 }
 
 func (k *kernel) readEvent(e *Event) error {
@@ -244,6 +252,7 @@ func (k *kernel) close() error {
 		}
 	}
 	k.attached = nil
+	k.closed = true
 	k.timer.program = nil
 	if k.events != nil {
 		if err := k.events.Close(); err != nil {

@@ -26,3 +26,4 @@ func (*kernel) stats() []ProgramStats  { return nil }
 func (*kernel) close() error           { return nil }
 
 func (*kernel) watch([]Watch, error, func(int, error)) error { return errors.ErrUnsupported }
+func (*kernel) watchTasks([]Watch, func(int, error)) error   { return errors.ErrUnsupported }

@@ -49,6 +49,55 @@ type loader struct {
 	opts ebpf.CollectionOptions
 	// maps are the maps loaded so far, which the signals share.
 	maps map[string]*ebpf.Map
+	// layout is where the kernel has the fields of filesystems.
+	layout layout
+	// leftOut are the parts that the next programs are loaded without, refused why.
+	leftOut uint32
+	refused map[uint32]error
+}
+
+// The parts of the programs that can be left out: enum part in watch.h.
+const (
+	partMemory = 1 << iota
+	partPIDs
+	partFilesystems
+)
+
+// partOf returns the part that a figure needs.
+func partOf(f Figure) uint32 {
+	switch {
+	case f.ofFilesystem():
+		return partFilesystems
+	case f == PIDs:
+		return partPIDs
+	}
+	return partMemory
+}
+
+// loadMost is load without those parts that the verifier refuses: some type, field or
+// helper is not what it is in the kernels that are known. It tries them one by one.
+func (l *loader) loadMost(progs []program) (*ebpf.Collection, error) {
+	coll, err := l.load(progs)
+	var verifier *ebpf.VerifierError
+	if progs[0].timer == "" || !errors.As(err, &verifier) {
+		return coll, err
+	}
+	l.refused = make(map[uint32]error)
+	l.leftOut = partMemory | partPIDs | partFilesystems
+	for _, part := range []uint32{partMemory, partPIDs, partFilesystems} {
+		l.leftOut &^= part
+		trial, refusal := l.load(progs)
+		if refusal != nil {
+			l.leftOut |= part
+			l.refused[part] = refusal
+			continue
+		}
+		trial.Close()
+	}
+	if coll, again := l.load(progs); again == nil {
+		return coll, nil
+	}
+	return nil, err // it is not one of the parts
 }
 
 // choose returns the programs of a signal for this kernel, and one whose tracepoint or
@@ -140,7 +189,8 @@ func (l *loader) load(progs []program) (*ebpf.Collection, error) {
 	opts := l.opts
 	opts.MapReplacements = make(map[string]*ebpf.Map)
 	for name := range part.Maps {
-		if m := l.maps[name]; m != nil {
+		// Constants differ.
+		if m := l.maps[name]; m != nil && name != ".rodata" {
 			opts.MapReplacements[name] = m
 		}
 	}
@@ -155,6 +205,11 @@ func (l *loader) adapt(part *ebpf.CollectionSpec) error {
 			return fmt.Errorf("count CPUs: %w", err)
 		}
 		m.MaxEntries = max(m.MaxEntries, uint32(cpus)*reclaimsPerCPU)
+	}
+	if v := part.Variables[nodeprobeVarLeftOut]; v != nil {
+		if err := v.Set(l.leftOut); err != nil {
+			return fmt.Errorf("set left_out: %w", err)
+		}
 	}
 	if v := part.Variables[nodeprobeVarVictimIsTask]; v != nil {
 		isTask, err := victimIsTask(l.opts.Programs.KernelTypes)

@@ -56,8 +56,11 @@ int BPF_PROG(sched_process_free)
 	u64 allocated = allocated_pids();
 
 	add(exits, 1);
-	if (allocated)
-		counters.tasks = allocated;
+	if (!allocated)
+		return 0;
+	counters.tasks = allocated;
+	if (pids_release && allocated <= pids_release)
+		judge_pids(allocated);
 	return 0;
 }
 

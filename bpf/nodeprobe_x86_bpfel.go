@@ -43,6 +43,8 @@ type nodeprobeLevel struct {
 	Stale    uint64
 	Epoch    uint64
 	Refused  uint64
+	Kind     uint32
+	Shift    uint32
 }
 
 type nodeprobePressureArgs struct {
@@ -77,6 +79,8 @@ type nodeprobeWant struct {
 type nodeprobeWatchConfig struct {
 	_        structs.HostLayout
 	PageSize uint64
+	Known    uint64
+	Fields   [24]uint32
 	Watch    [16]nodeprobeWant
 }
 
@@ -113,12 +117,15 @@ const (
 	nodeprobeVarEdgeType                    = "edge_type"
 	nodeprobeVarEventType                   = "event_type"
 	nodeprobeVarInitialPidNs                = "initial_pid_ns"
+	nodeprobeVarLeftOut                     = "left_out"
 	nodeprobeVarLevels                      = "levels"
 	nodeprobeVarNodes                       = "nodes"
 	nodeprobeVarNumZones                    = "num_zones"
 	nodeprobeVarPidsLimit                   = "pids_limit"
+	nodeprobeVarPidsRelease                 = "pids_release"
 	nodeprobeVarRqfQuiet                    = "rqf_quiet"
 	nodeprobeVarVictimIsTask                = "victim_is_task"
+	nodeprobeVarWants                       = "wants"
 	nodeprobeVarWatches                     = "watches"
 	nodeprobeVarZones                       = "zones"
 )
@@ -195,12 +202,15 @@ type nodeprobeVariableSpecs struct {
 	EdgeType     *ebpf.VariableSpec `ebpf:"edge_type"`
 	EventType    *ebpf.VariableSpec `ebpf:"event_type"`
 	InitialPidNs *ebpf.VariableSpec `ebpf:"initial_pid_ns"`
+	LeftOut      *ebpf.VariableSpec `ebpf:"left_out"`
 	Levels       *ebpf.VariableSpec `ebpf:"levels"`
 	Nodes        *ebpf.VariableSpec `ebpf:"nodes"`
 	NumZones     *ebpf.VariableSpec `ebpf:"num_zones"`
 	PidsLimit    *ebpf.VariableSpec `ebpf:"pids_limit"`
+	PidsRelease  *ebpf.VariableSpec `ebpf:"pids_release"`
 	RqfQuiet     *ebpf.VariableSpec `ebpf:"rqf_quiet"`
 	VictimIsTask *ebpf.VariableSpec `ebpf:"victim_is_task"`
+	Wants        *ebpf.VariableSpec `ebpf:"wants"`
 	Watches      *ebpf.VariableSpec `ebpf:"watches"`
 	Zones        *ebpf.VariableSpec `ebpf:"zones"`
 }
@@ -247,12 +257,15 @@ type nodeprobeVariables struct {
 	EdgeType     *ebpf.Variable `ebpf:"edge_type"`
 	EventType    *ebpf.Variable `ebpf:"event_type"`
 	InitialPidNs *ebpf.Variable `ebpf:"initial_pid_ns"`
+	LeftOut      *ebpf.Variable `ebpf:"left_out"`
 	Levels       *ebpf.Variable `ebpf:"levels"`
 	Nodes        *ebpf.Variable `ebpf:"nodes"`
 	NumZones     *ebpf.Variable `ebpf:"num_zones"`
 	PidsLimit    *ebpf.Variable `ebpf:"pids_limit"`
+	PidsRelease  *ebpf.Variable `ebpf:"pids_release"`
 	RqfQuiet     *ebpf.Variable `ebpf:"rqf_quiet"`
 	VictimIsTask *ebpf.Variable `ebpf:"victim_is_task"`
+	Wants        *ebpf.Variable `ebpf:"wants"`
 	Watches      *ebpf.Variable `ebpf:"watches"`
 	Zones        *ebpf.Variable `ebpf:"zones"`
 }

@@ -238,14 +238,13 @@ func TestEventLayout(t *testing.T) {
 	}
 }
 
-// A kernel without memory cgroups or ext4 lacks types and values that the programs
+// A kernel without memory cgroups lacks types and values that the programs
 // ask for. They must load there all the same.
 func TestValuesMayBeMissing(t *testing.T) {
 	open(t, Tasks, OOM, BlockIO, Pressure).Close()
 	for value, program := range map[string]string{
 		"memory_cgrp_id": nodeprobeProgMarkVictim,
 		"mem_cgroup":     nodeprobeProgPressure,
-		"ext4_sb_info":   nodeprobeProgPressure,
 	} {
 		dir := generate(t, value, "nodeprobe_no_such")
 		spec, err := ebpf.LoadCollectionSpec(filepath.Join(dir, generated(t, "nodeprobe_*_bpfel.o")[0]))

@@ -1,6 +1,6 @@
 // Package bpf counts in the kernel what /proc does not show, or shows too late: forks,
 // OOM kills, the time that tasks lose to reclaiming memory, and block I/O errors. And it
-// makes the kernel compare with thresholds what is left of PIDs, memory and ext4
+// makes the kernel compare with thresholds what is left of PIDs, memory and
 // filesystems: see [Sensor.Watch].
 //
 // It does so with small programs on BTF tracepoints, and one that a timer runs. The
@@ -26,8 +26,22 @@
 //	          tp_btf/mm_vmscan_memcg_reclaim_*              no Scope (the latter need CONFIG_MEMCG)
 //	BlockIO   tp_btf/block_rq_error                 5.18    tp_btf/block_rq_complete instead, which
 //	                                                        runs for each request (5.8)
-//	Pressure  bpf_timer/tick                        5.15    no watches: limits are noticed at the next
-//	                                                        sample
+//	Pressure  bpf_timer/tick                        5.15    no watches but those on PIDs: other limits
+//	                                                        are noticed at the next sample
+//
+// Of what the timer compares, memory, PIDs and filesystems stand alone: what the verifier
+// refuses is left out, and costs the watches that need it.
+//
+//	filesystem  watched                               if the kernel shows the types of
+//	ext4        bytes, inodes, whether it gave up     ext4_sb_info, journal_s
+//	xfs         bytes, inodes, whether it was shut    xfs_mount
+//	            down
+//	btrfs       bytes, as a hint; whether it was      btrfs_fs_info, btrfs_space_info
+//	            forced read-only
+//	others      nothing
+//
+// The types of a filesystem are in its module, where it is one. They are looked up when a
+// watch wants them, so the module may be loaded at any time.
 //
 // Before 5.11 the programs' memory counts towards RLIMIT_MEMLOCK, which Open raises if it
 // may. The programs run in tests on Linux 6.18 (amd64, cgroup v1 beside v2), and on Debian's

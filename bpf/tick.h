@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Watches the levels: PIDs from task_newtask; everything else, and the end of PID
- * pressure, from a timer that sleeps as long as is safe (Linux 5.15).
+ * Watches the levels: PIDs where they are allocated and released; everything else
+ * from a timer that sleeps as long as is safe (Linux 5.15).
  *
  * What is done for each watch is in functions that are neither inline nor static:
  * the verifier checks those once, instead of once for each watch and each path
@@ -42,7 +42,7 @@ static __always_inline void flip(u64 *edges, u32 kind, u32 watch, s64 value, s64
 
 static __always_inline void judge(u32 i, s64 value)
 {
-	const struct want *want = &watches[i].want;
+	const struct want *want = &wants[i];
 	struct level *level = &levels.watch[i];
 	bool pressure = is(level->pressure);
 
@@ -67,26 +67,34 @@ static __always_inline u64 allocated_pids(void)
 	return allocated & ~PIDNS_ADDING;
 }
 
-/* How many PIDs can be allocated before a watch comes under pressure; 0 if none
- * can. A fork compares with nothing else. */
+/* Up to how many PIDs no more watch comes under pressure, and up to how many the
+ * pressure of one ends; 0 if there is none such. A fork and an exit compare with
+ * nothing else. */
 u64 pids_limit;
+u64 pids_release;
 
 __noinline int judge_pids(u64 allocated)
 {
-	u64 limit = 0;
+	u64 limit = 0, release = 0;
 
 	for (u32 i = 0; i < MAX_WATCHES; i++) {
-		const struct want *want = &watches[i].want;
-		u64 most = want->total - want->below;
+		const struct want *want = &wants[i];
+		s64 most = want->total - want->below;
+		s64 few = want->total - want->above;
 
 		if (want->figure != FIGURE_PIDS)
 			continue;
 		judge(i, want->total - allocated);
-		if (!is(levels.watch[i].pressure) && (!limit || most < limit))
+		if (is(levels.watch[i].pressure)) {
+			if (few > (s64)release)
+				release = few;
+		} else if (!limit || (u64)most < limit) {
 			limit = most;
+		}
 	}
 	/* Of two CPUs the later store wins; the next tick corrects it. */
 	pids_limit = limit;
+	pids_release = release;
 	return 0;
 }
 
@@ -97,13 +105,10 @@ static __always_inline void judge_disk(u32 i)
 	bool read_only;
 	s64 value;
 
-	if (!bpf_core_type_exists(struct ext4_sb_info) || is(level->stale))
+	if (is(level->stale))
 		return;
-	if (w->want.figure == FIGURE_FREE_BYTES)
-		value = free_bytes(w->ext4, w->shift);
-	else
-		value = free_inodes(w->ext4);
-	read_only = is_read_only(w->sb, w->ext4);
+	value = left_on(w, wants[i].figure);
+	read_only = is_read_only(w);
 	if (!same_filesystem(w)) {
 		flip(&level->stale, EVENT_STALE, i, level->value, 0);
 		return;
@@ -120,10 +125,11 @@ __noinline u64 look_at(u32 i)
 {
 	const struct want *want;
 	struct level *level;
+	u64 ns;
 
 	if (i >= MAX_WATCHES)
 		return NEVER;
-	want = &watches[i].want;
+	want = &wants[i];
 	level = &levels.watch[i];
 	switch (want->figure) {
 	case FIGURE_NONE:
@@ -136,21 +142,23 @@ __noinline u64 look_at(u32 i)
 		break;
 	case FIGURE_FREE_BYTES:
 	case FIGURE_FREE_INODES:
-		judge_disk(i);
-		break;
+		if (!(left_out & PART_FILESYSTEMS))
+			judge_disk(i);
+		if (is(level->stale))
+			return PERIOD_MAX;
+		ns = until_crossing(want, is(level->pressure), level->value);
+		return ns < PERIOD_DISK ? ns : PERIOD_DISK;
 	}
-	if (is(level->stale))
-		return PERIOD_MAX;
 	return until_crossing(want, is(level->pressure), level->value);
 }
 
 /* Measures and judges everything. Returns how long that is valid, in ns. */
 __noinline u64 look(void)
 {
-	u64 allocated = allocated_pids();
+	u64 allocated = left_out & PART_PIDS ? 0 : allocated_pids();
 	u64 period = NEVER;
 
-	if (num_zones)
+	if (!(left_out & PART_MEMORY) && num_zones)
 		measure_memory();
 	if (allocated)
 		judge_pids(allocated);
@@ -205,27 +213,34 @@ __noinline int adopt(u32 i)
 	u64 refused = REFUSED_NOT;
 	struct watch new = {};
 	struct level *level;
+	struct want want;
 	struct watch *old;
 
 	if (i >= MAX_WATCHES)
 		return 0;
-	new.want = config.watch[i];
+	want = config.watch[i];
 	level = &levels.watch[i];
 	old = &watches[i];
-	switch (new.want.figure) {
+	switch (want.figure) {
+	case FIGURE_PIDS:
+		if (left_out & PART_PIDS)
+			refused = REFUSED_LEFT_OUT;
+		break;
 	case FIGURE_FREE_BYTES:
 	case FIGURE_FREE_INODES:
-		refused = find_filesystem(&new);
+		refused = left_out & PART_FILESYSTEMS ? REFUSED_LEFT_OUT : find_filesystem(&new, &want);
 		break;
 	case FIGURE_WORKING_SET:
 	case FIGURE_MEM_AVAILABLE:
-		if (!num_zones)
+		if (left_out & PART_MEMORY)
+			refused = REFUSED_LEFT_OUT;
+		else if (!num_zones)
 			refused = REFUSED_NO_ZONES;
 		break;
 	}
 	if (refused)
-		new.want.figure = FIGURE_NONE;
-	if (new.want.figure != old->want.figure || new.sb != old->sb || new.root != old->root) {
+		want.figure = FIGURE_NONE;
+	if (want.figure != wants[i].figure || new.sb != old->sb || new.root != old->root) {
 		settle(&level->pressure);
 		settle(&level->read_only);
 		level->value = 0;
@@ -233,6 +248,9 @@ __noinline int adopt(u32 i)
 	}
 	settle(&level->stale);
 	level->refused = refused;
+	level->kind = new.kind;
+	level->shift = new.shift;
+	wants[i] = want;
 	*old = new;
 	return 0;
 }
@@ -255,10 +273,11 @@ int pressure(struct pressure_args *args)
 	u64 period;
 	long err;
 
-	if (!initial_pid_ns)
+	if (!(left_out & PART_PIDS) && !initial_pid_ns)
 		initial_pid_ns = BPF_CORE_READ(task, thread_pid, numbers[0].ns);
 	/* Each time: memory can be hot-plugged. */
-	find_memory();
+	if (!(left_out & PART_MEMORY))
+		find_memory();
 	if (!args->rearm) {
 		look();
 		return 0;
@@ -272,6 +291,7 @@ int pressure(struct pressure_args *args)
 	/* Waits for a running tick. */
 	bpf_timer_cancel(&ticker->timer);
 	pids_limit = 0;
+	pids_release = 0;
 	for (u32 i = 0; i < MAX_WATCHES; i++)
 		adopt(i);
 	period = look();

@@ -19,7 +19,15 @@ import (
 type timer struct {
 	program *ebpf.Program // nil without the signal Pressure, and after close
 	config  *ebpf.Variable
-	levels  *ebpf.Variable // mapped into this process, and stays so after close
+	layout  layout
+	modules [Btrfs + 1]os.FileInfo // of types, by Filesystem, that were looked at later
+	leftOut map[uint32]error       // parts of the program, and why
+
+	// Mapped into this process, and they stay so after close; nil without the signals
+	// Tasks and Pressure.
+	levels, wants, limit, release *ebpf.Variable
+	// totals are those of the watches on PIDs that need no timer; 0 is none.
+	totals [MaxWatches]int64
 
 	read nodeprobeWatchLevels // what levels is copied to
 	// known is the Seq of the latest event of each kind about each watch.
@@ -41,36 +49,45 @@ func hasTimers(types *btf.Spec) bool {
 }
 
 // newTimer returns the timer whose program is in coll.
-func newTimer(coll *ebpf.Collection) (timer, error) {
+func newTimer(coll *ebpf.Collection, l *loader) (timer, error) {
 	t := timer{
 		program: coll.Programs[nodeprobeProgPressure],
 		config:  coll.Variables[nodeprobeVarConfig],
-		levels:  coll.Variables[nodeprobeVarLevels],
+		layout:  l.layout,
+		leftOut: l.refused,
 	}
+	t.share(coll)
 	// For refresh before the first watch.
 	return t, t.configure(nil)
 }
 
+// share finds what the programs of the signals Tasks and Pressure have in common.
+func (t *timer) share(coll *ebpf.Collection) {
+	t.levels, t.wants = coll.Variables[nodeprobeVarLevels], coll.Variables[nodeprobeVarWants]
+	t.limit, t.release = coll.Variables[nodeprobeVarPidsLimit], coll.Variables[nodeprobeVarPidsRelease]
+}
+
 // configure sets what the kernel watches from the next arm on.
 func (t *timer) configure(ws []Watch) error {
-	config := nodeprobeWatchConfig{PageSize: uint64(os.Getpagesize())}
+	config := nodeprobeWatchConfig{PageSize: uint64(os.Getpagesize()), Known: t.layout.known, Fields: t.layout.offsets}
 	for i := range ws {
-		w := &ws[i]
-		rate := w.MaxRate
-		if rate == 0 {
-			rate = defaultMaxRate(w.Figure, runtime.NumCPU())
-		}
-		config.Watch[i].Figure = uint32(w.Figure)
-		config.Watch[i].Fd = uint32(w.FD)
-		config.Watch[i].Total = w.Total
-		config.Watch[i].Below = w.Below
-		config.Watch[i].Above = w.Above
-		config.Watch[i].Rate = rate
+		config.Watch[i] = ws[i].want()
 	}
 	if err := t.config.Set(config); err != nil {
 		return fmt.Errorf("set thresholds: %w", err)
 	}
 	return nil
+}
+
+// want is the watch as the programs read it.
+func (w *Watch) want() nodeprobeWant {
+	rate := w.MaxRate
+	if rate == 0 {
+		rate = defaultMaxRate(w.Figure, runtime.NumCPU())
+	}
+	return nodeprobeWant{
+		Below: w.Below, Above: w.Above, Total: w.Total, Rate: rate, Figure: uint32(w.Figure), Fd: uint32(w.FD),
+	}
 }
 
 // run runs the program in this process, where it finds the open files of the watches.
@@ -101,21 +118,110 @@ func (k *kernel) watch(ws []Watch, noTasks error, refuse func(int, error)) error
 			refuse(i, noTasks)
 		}
 	}
-	if err := t.configure(in); err != nil {
+	failed, err := t.arm(in)
+	if err != nil {
 		return err
 	}
-	failed := t.run(1)
+	if t.lacksTypes(in) && t.findModules() {
+		if failed, err = t.arm(in); err != nil {
+			return err
+		}
+	}
 	read := t.get()
 	for i := range in {
 		if in[i].Figure == 0 {
 			continue
 		}
-		if err := cmp.Or(failed, refusal(read.Watch[i].Refused)); err != nil {
+		if err := cmp.Or(failed, t.refusal(in[i].Figure, &read.Watch[i])); err != nil {
 			refuse(i, err)
 		}
 	}
 	return nil
 }
+
+// arm puts watches into force. The program's own failure is the first error.
+func (t *timer) arm(ws []Watch) (failed, err error) {
+	if err := t.configure(ws); err != nil {
+		return nil, err
+	}
+	return t.run(1), nil
+}
+
+// lacksTypes reports whether a watch was refused for want of a filesystem's types.
+func (t *timer) lacksTypes(ws []Watch) bool {
+	read := t.get()
+	for i := range ws {
+		if ws[i].Figure != 0 && read.Watch[i].Refused == refusedNoTypes {
+			return true
+		}
+	}
+	return false
+}
+
+// watchTasks is watch without a timer: the programs that count tasks compare by
+// themselves, and are told with what in the memory that they share. The next fork, or
+// exit, tells what was crossed already.
+func (k *kernel) watchTasks(ws []Watch, refuse func(int, error)) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	t := &k.timer
+	if k.closed {
+		return errWatchClosed
+	}
+	// Nobody compares while the rest is written.
+	if err := errors.Join(t.limit.Set(uint64(0)), t.release.Set(uint64(0))); err != nil {
+		return err
+	}
+	var before [MaxWatches]nodeprobeWant
+	if err := t.wants.Get(&before); err != nil {
+		return err
+	}
+	in := append([]Watch(nil), ws...)
+	t.totals = [MaxWatches]int64{}
+	for i := range in {
+		switch {
+		case in[i].Figure != PIDs:
+			in[i] = Watch{}
+		case k.readTotals().Tasks == 0:
+			in[i] = Watch{}
+			refuse(i, errNoFork)
+		}
+		t.totals[i] = in[i].Total
+	}
+	levels := *t.get()
+	wants, limit, release := adoptTasks(in, &before, &levels)
+	return errors.Join(t.wants.Set(&wants), t.levels.Set(&levels), t.release.Set(release), t.limit.Set(limit))
+}
+
+// adoptTasks does what the program does that adopts watches, for those on PIDs: it returns
+// them, and at how many tasks to compare, and changes the levels of what is watched no
+// longer.
+func adoptTasks(ws []Watch, before *[MaxWatches]nodeprobeWant, levels *nodeprobeWatchLevels) (wants [MaxWatches]nodeprobeWant, limit, release uint64) {
+	for i := range ws {
+		if ws[i].Figure != 0 {
+			wants[i] = ws[i].want()
+		}
+	}
+	for i := range wants {
+		want, level := &wants[i], &levels.Watch[i]
+		if want.Figure != before[i].Figure {
+			level.Pressure += level.Pressure & 1
+			level.Epoch++
+		}
+		most, few := max(1, want.Total-want.Below), max(0, want.Total-want.Above)
+		switch {
+		case want.Figure == 0:
+		case Edges(level.Pressure).On():
+			release = max(release, uint64(few))
+		case limit == 0 || uint64(most) < limit:
+			limit = uint64(most)
+		}
+	}
+	return wants, limit, release
+}
+
+// errNoFork is why no watch on PIDs can be had yet.
+var errNoFork = errors.New("no task was created yet, so their number is not known")
 
 // get returns the levels, until it is called again.
 func (t *timer) get() *nodeprobeWatchLevels {
@@ -140,10 +246,15 @@ func (k *kernel) readLevels(l *Levels) {
 	for i := range l.Watches {
 		w := &read.Watch[i]
 		l.Watches[i] = Level{
-			Value:    w.Value,
-			Pressure: Edges(w.Pressure),
-			ReadOnly: Edges(w.ReadOnly),
-			Stale:    Edges(w.Stale),
+			Value:      w.Value,
+			Pressure:   Edges(w.Pressure),
+			ReadOnly:   Edges(w.ReadOnly),
+			Stale:      Edges(w.Stale),
+			Filesystem: Filesystem(w.Kind),
+			shift:      w.Shift,
+		}
+		if total := k.timer.totals[i]; total > 0 {
+			l.Watches[i].Value = total - int64(k.readTotals().Tasks)
 		}
 	}
 }
@@ -174,21 +285,26 @@ func (k *kernel) isNews(e *Event, epoch uint16) bool {
 	return true
 }
 
-// refusal returns the error for a value of enum refusal in watch.h.
-func refusal(reason uint64) error {
-	switch reason {
+// refusedNoTypes is REFUSED_NO_TYPES.
+const refusedNoTypes = 1
+
+// refusal returns why a watch is not in force, by enum refusal in watch.h; nil if it is.
+func (t *timer) refusal(f Figure, level *nodeprobeLevel) error {
+	switch level.Refused {
 	case 0:
 		return nil
-	case 1:
-		return fmt.Errorf("the kernel shows no types of ext4: %w", errors.ErrUnsupported)
+	case refusedNoTypes:
+		return fmt.Errorf("the kernel shows no types of %v, or others than are known: %w", Filesystem(level.Kind), errors.ErrUnsupported)
 	case 2:
 		return fmt.Errorf("no NUMA node found by this process's memory cgroup, or too many: %w", errors.ErrUnsupported)
 	case 3:
 		return fmt.Errorf("file descriptor: %w", unix.EBADF)
 	case 4:
-		return fmt.Errorf("filesystem is not ext4: %w", errors.ErrUnsupported)
+		return fmt.Errorf("filesystem is none that can be watched for this: %w", errors.ErrUnsupported)
 	case 5:
 		return errors.New("filesystem is being unmounted")
+	case 6:
+		return fmt.Errorf("left out of the program: %w (%w)", t.leftOut[partOf(f)], errors.ErrUnsupported)
 	}
-	return fmt.Errorf("refused for reason %d", reason)
+	return fmt.Errorf("refused for reason %d", level.Refused)
 }

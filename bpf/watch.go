@@ -25,10 +25,11 @@ const (
 	WorkingSet
 	// MemAvailable is Levels.MemAvailable, in bytes.
 	MemAvailable
-	// FreeBytes is what an ext4 filesystem has free, in bytes: f_bfree of
-	// statfs(2), so including what is reserved for root.
+	// FreeBytes is what an ext4 or xfs filesystem has free, in bytes: f_bfree of
+	// statfs(2), so including what is reserved for root. Of a btrfs it is a hint, see
+	// Level.IsHint.
 	FreeBytes
-	// FreeInodes is how many inodes an ext4 filesystem has free: f_ffree.
+	// FreeInodes is how many inodes an ext4 or xfs filesystem has free: f_ffree.
 	FreeInodes
 )
 
@@ -135,8 +136,17 @@ func (s *Sensor) Watch(ws []Watch) error {
 		refused = append(refused, WatchError{Watch: i, Figure: ws[i].Figure, Err: err})
 	}
 	if err := s.lacks(Pressure); err != nil {
+		// PIDs need no timer.
+		noTasks := s.lacks(Tasks)
 		for i := range ws {
-			refuse(i, err)
+			if ws[i].Figure != PIDs || noTasks != nil {
+				refuse(i, err)
+			}
+		}
+		if noTasks == nil {
+			if err := s.kernel.watchTasks(ws, refuse); err != nil {
+				return fmt.Errorf("watch: %w", err)
+			}
 		}
 	} else if err := s.kernel.watch(ws, s.lacks(Tasks), refuse); err != nil {
 		return fmt.Errorf("watch: %w", err)
@@ -212,6 +222,9 @@ type Level struct {
 	// Stale is whether the filesystem was unmounted. The other fields keep their
 	// last values. Watch it anew.
 	Stale Edges
+	// Filesystem is its kind, 0 for figures that are about none.
+	Filesystem Filesystem
+	shift      uint32 // how much of the figure a block or cluster is: 2 to the power of it
 }
 
 // Levels is what the kernel measured, for each Watch and as a whole.
@@ -235,7 +248,7 @@ type Levels struct {
 }
 
 // Levels stores the levels as of the latest tick in l. It makes no system call and
-// allocates nothing. Without the signal Pressure they are zero.
+// allocates nothing. Without the signal Pressure they are zero, but for watches on PIDs.
 func (s *Sensor) Levels(l *Levels) { s.kernel.readLevels(l) }
 
 // Refresh measures everything now, as a tick does. It also works without watches, to

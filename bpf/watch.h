@@ -25,7 +25,61 @@ enum refusal {
 	REFUSED_NO_FILE = 3,
 	REFUSED_FILESYSTEM = 4,
 	REFUSED_UNREADABLE = 5,
+	REFUSED_LEFT_OUT = 6,
 };
+
+/*
+ * What is left out because the verifier of this kernel does not take it, one bit
+ * each. User space finds out, and sets this before loading, so that the verifier
+ * does not see it.
+ */
+enum part {
+	PART_MEMORY = 1,
+	PART_PIDS = 2,
+	PART_FILESYSTEMS = 4,
+};
+
+const volatile u32 left_out = 0;
+
+enum filesystem {
+	FS_OTHER = 0,
+	FS_EXT4 = 1,
+	FS_XFS = 2,
+	FS_BTRFS = 3,
+};
+
+/*
+ * The fields that are read in the structures of filesystems. User space looks them
+ * up, and not the loader: that could only do so once, and these structures are in
+ * modules that may be loaded later. Programs cannot be, as the daemon has given up
+ * the capability by then.
+ */
+enum field {
+	EXT4_FREE,
+	EXT4_DIRTY,
+	EXT4_INODES,
+	EXT4_CLUSTER_BITS,
+	EXT4_FLAGS,
+	EXT4_JOURNAL,
+	EXT4_JOURNAL_FLAGS,
+	XFS_FREE,
+	XFS_SET_ASIDE,
+	XFS_BTREES,
+	XFS_INODES,
+	XFS_FREE_INODES,
+	XFS_MAX_INODES,
+	XFS_BLOCK_INODES,
+	XFS_STATE,
+	XFS_FLAGS,
+	BTRFS_DATA,
+	BTRFS_UNALLOCATED,
+	BTRFS_TOTAL,
+	BTRFS_USED,
+	BTRFS_ON_DISK,
+	NUM_FIELDS,
+};
+
+#define NO_FIELD (~0U)
 
 struct want {
 	s64 below;
@@ -42,8 +96,12 @@ struct want {
  */
 struct watch_config {
 	u64 page_size;
+	u64 known; /* filesystems whose fields are, one bit each */
+	u32 fields[24]; /* enum field; offsets in bytes, or NO_FIELD */
 	struct want watch[MAX_WATCHES];
 };
+
+_Static_assert(NUM_FIELDS <= 24, "too many fields");
 
 /*
  * The counters count edges. The condition holds while its counter is odd: so count
@@ -58,6 +116,8 @@ struct level {
 	u64 stale;
 	u64 epoch;   /* counts the things watched here; events of others are void */
 	u64 refused; /* enum refusal */
+	u32 kind;    /* enum filesystem */
+	u32 shift;   /* how much of the figure a block or cluster is: 2 to the power of it */
 };
 
 struct watch_levels {
@@ -73,14 +133,19 @@ struct watch_levels {
 struct watch_config config;
 struct watch_levels levels;
 
-/* The state of each watch in the kernel, beside its request. */
+/* The requests in force. User space writes them where there is no program to. */
+struct want wants[MAX_WATCHES];
+
+/* The filesystem of each. */
 struct watch {
-	struct want want;
 	struct super_block *sb;
 	struct dentry *root;
-	struct ext4_sb_info *ext4;
+	void *fs;
+	unsigned long magic;
 	u32 dev;
-	u32 shift; /* of a cluster, to bytes */
+	u32 kind;
+	u32 shift;
+	u32 unused; /* no padding: the verifier wants all of a copy initialised */
 };
 
 struct watch watches[MAX_WATCHES];

@@ -298,3 +298,26 @@ func TestSnapshotMounts(t *testing.T) {
 		})
 	}
 }
+
+// What only the kernel knows of a filesystem is in the snapshot, and makes it read-only.
+func TestSnapshotGaveUp(t *testing.T) {
+	n := fullMachine.boot(t)
+	gaveUp := ""
+	s := n.sampler(t, func(c *Config) { c.GaveUp = func(path string) bool { return path == gaveUp } })
+	fs := s.Sample().NodeFs
+	if _, readOnly, known := fs.ReadOnly(); readOnly || !known || fs.Path == "" {
+		t.Fatalf("%+v", fs)
+	}
+	gaveUp = fs.Path
+	fs = s.Sample().NodeFs
+	if why, readOnly, known := fs.ReadOnly(); !fs.GaveUp || !readOnly || !known || why == "" {
+		t.Errorf("gave up: read-only %t, known %t, %q", readOnly, known, why)
+	}
+	fs.Mount.Options = "ro"
+	if why, _, _ := fs.ReadOnly(); why != "ro" {
+		t.Errorf("mounted read-only: %q", why)
+	}
+	if _, readOnly, known := new(Filesystem).ReadOnly(); readOnly || known {
+		t.Errorf("nothing known: read-only %t, known %t", readOnly, known)
+	}
+}

@@ -158,8 +158,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		name string
 		fs   *Filesystem
 	}{{"nodefs", &snap.NodeFs}, {"imagefs", &snap.ImageFs}} {
-		if f.fs.Mount != (Mount{}) {
-			_, readOnly := f.fs.Mount.ReadOnly()
+		if _, readOnly, known := f.fs.ReadOnly(); known {
 			gauge(descReadOnly, boolean(readOnly), f.name)
 		}
 	}

@@ -98,6 +98,22 @@ type Filesystem struct {
 	// Mount is how it is mounted, by /proc/1/mountinfo; the zero Mount if that is
 	// not known. It is re-read once a minute, and at each Wake(CauseMounts).
 	Mount Mount
+	// GaveUp is whether the kernel is known to refuse writes, whatever Mount says: an xfs
+	// that was shut down, an ext4 whose journal is aborted. No file tells.
+	GaveUp bool
+}
+
+// ReadOnly reports whether the filesystem takes no writes, and why: the option of its
+// mount that says so, or that it gave up. It is not known if Mount is not, and it did not
+// give up.
+func (f *Filesystem) ReadOnly() (why string, readOnly, known bool) {
+	if option, ro := f.Mount.ReadOnly(); ro {
+		return option, true, true
+	}
+	if f.GaveUp {
+		return "it gave up after an error", true, true
+	}
+	return "", false, f.Mount != (Mount{})
 }
 
 // Mount is a line of the node's mount table.

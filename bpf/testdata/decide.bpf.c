@@ -37,7 +37,7 @@ int test_until_crossing(struct decision *d)
 SEC("syscall")
 int test_judge(struct decision *d)
 {
-	watches[0].want = d->want;
+	wants[0] = d->want;
 	judge(0, d->value);
 	return 0;
 }

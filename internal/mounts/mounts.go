@@ -18,40 +18,48 @@ type Reporter struct {
 	Record func(kind, reason, message string)
 	Log    *slog.Logger
 
-	was [2]probe.Mount // of nodefs and imagefs; owned by Observe
+	was [2]state // of nodefs and imagefs; owned by Observe
+}
+
+// state is what can be told of a filesystem.
+type state struct {
+	mount  probe.Mount
+	gaveUp bool
 }
 
 // Observe compares with the snapshot before. Of the first it reports only what is wrong.
 // A mount that is not known is no change.
 func (m *Reporter) Observe(s *probe.Snapshot) {
-	for i, now := range [...]*probe.Mount{&s.NodeFs.Mount, &s.ImageFs.Mount} {
-		was := m.was[i]
-		if *now == (probe.Mount{}) || *now == was {
+	for i, fs := range [...]*probe.Filesystem{&s.NodeFs, &s.ImageFs} {
+		was, now := m.was[i], state{fs.Mount, fs.GaveUp}
+		if fs.Mount == (probe.Mount{}) || now == was {
 			continue
 		}
-		m.was[i] = *now
+		m.was[i] = now
 		// Often both are one.
-		if i == 0 || *now != s.NodeFs.Mount {
-			m.report([...]string{"nodefs", "imagefs"}[i], &was, now)
+		if i == 0 || fs.Mount != s.NodeFs.Mount {
+			m.report([...]string{"nodefs", "imagefs"}[i], &was, fs)
 		}
 	}
 }
 
-func (m *Reporter) report(name string, was, now *probe.Mount) {
-	known := *was != (probe.Mount{})
-	if known && (was.MountPoint != now.MountPoint || was.Major != now.Major || was.Minor != now.Minor) {
+func (m *Reporter) report(name string, was *state, fs *probe.Filesystem) {
+	now := &fs.Mount
+	known := was.mount != (probe.Mount{})
+	if known && (was.mount.MountPoint != now.MountPoint || was.mount.Major != now.Major || was.mount.Minor != now.Minor) {
 		m.Log.Warn("another filesystem is mounted", "filesystem", name,
-			"was", describe(was), "now", describe(now))
+			"was", describe(&was.mount), "now", describe(now))
 	}
-	_, wasReadOnly := was.ReadOnly()
-	option, readOnly := now.ReadOnly()
+	before := probe.Filesystem{Mount: was.mount, GaveUp: was.gaveUp}
+	_, wasReadOnly, _ := before.ReadOnly()
+	why, readOnly, _ := fs.ReadOnly()
 	if readOnly == wasReadOnly {
 		return
 	}
 	if readOnly {
-		m.Log.Warn("filesystem is read-only", "filesystem", name, "mount", describe(now), "option", option)
+		m.Log.Warn("filesystem is read-only", "filesystem", name, "mount", describe(now), "why", why)
 		m.Record(v1.EventTypeWarning, "FilesystemIsReadOnly",
-			fmt.Sprintf("Filesystem %s (%s) takes no writes: %s", name, describe(now), option))
+			fmt.Sprintf("Filesystem %s (%s) takes no writes: %s", name, describe(now), why))
 		return
 	}
 	m.Log.Info("filesystem takes writes again", "filesystem", name, "mount", describe(now))

@@ -54,3 +54,24 @@ func TestMountReporter(t *testing.T) {
 		}
 	}
 }
+
+// A filesystem that gave up is said to, although its mount is as it was; and so is the end
+// of it, as another is mounted there.
+func TestGaveUp(t *testing.T) {
+	data := probe.Mount{ID: 2, Parent: 1, Major: 8, Minor: 2, MountPoint: "/data", FSType: "xfs", Source: "/dev/sda2", Options: "rw", SuperOptions: "rw"}
+	var events []string
+	r := &Reporter{Log: slog.New(slog.DiscardHandler), Record: func(_, reason, message string) {
+		events = append(events, reason+": "+message)
+	}}
+	for _, gaveUp := range []bool{false, true, true, false} {
+		fs := probe.Filesystem{Mount: data, GaveUp: gaveUp}
+		r.Observe(&probe.Snapshot{NodeFs: fs, ImageFs: fs})
+	}
+	want := []string{
+		"FilesystemIsReadOnly: Filesystem nodefs (xfs of /dev/sda2 at /data) takes no writes: it gave up after an error",
+		"FilesystemIsNotReadOnly: Filesystem nodefs (xfs of /dev/sda2 at /data) takes writes again",
+	}
+	if diff := cmp.Diff(want, events); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

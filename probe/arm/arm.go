@@ -1,6 +1,7 @@
 // Package arm has the kernel watch the limits, so that a crossing wakes the sampler when
 // it happens and nothing does otherwise. What the kernel cannot watch (no BPF, no timers,
-// not ext4) is left to the sampler's pace.
+// neither ext4 nor xfs) is left to the sampler's pace. The kernel also watches each
+// filesystem for giving up, be there a limit or not.
 //
 // The kernel's figures are relied on only while they agree with the samples: memory may
 // be plugged in, or counted in ways that the BPF programs do not know.
@@ -11,6 +12,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -46,6 +48,16 @@ type Limits struct {
 	relied  []bool
 	logged  *logged // nil before the first line
 	opening [numFilesystems]deadline.Worker[opened]
+
+	mu    sync.Mutex // guards disks, and the kernel's watches
+	disks [numFilesystems]disk
+	seen  bpf.Levels // by GaveUp
+}
+
+// disk is a filesystem, and the watch by which it is known whether it gave up.
+type disk struct {
+	path string // "" if it is not watched
+	slot int
 }
 
 // logged is what the log says of the limits.
@@ -80,6 +92,10 @@ func (l *Limits) Update(s *probe.Snapshot, estimates []pressure.Estimate, settle
 	due, again := l.plan.step(input{s, estimates, settled, &l.levels, l.invalid.Swap(false)})
 	if due {
 		l.arm(s)
+		// Another filesystem may be in the place of one that gave up. Nothing reports that.
+		if l.GaveUp(s.NodeFs.Path) != s.NodeFs.GaveUp || l.GaveUp(s.ImageFs.Path) != s.ImageFs.GaveUp {
+			again = minAgain
+		}
 	}
 	l.relied = l.relied[:0]
 	for i := range l.plan.limits {
@@ -91,12 +107,32 @@ func (l *Limits) Update(s *probe.Snapshot, estimates []pressure.Estimate, settle
 // arm sets the watches that the plan wants, and compares the kernel's figures with the
 // sample.
 func (l *Limits) arm(s *probe.Snapshot) {
-	watches, closeAll := l.open(s)
+	watches, disks, closeAll := l.open(s)
 	defer closeAll()
+	l.mu.Lock()
 	err := l.cfg.Watch(watches)
+	l.disks = disks
+	l.mu.Unlock()
 	l.plan.armed(s, err)
 	l.cfg.Levels(&l.levels)
 	l.log(errors.Join(err, l.plan.verify(s, &l.levels)))
+}
+
+// GaveUp reports whether the kernel refuses writes to a filesystem, which the latest
+// Update found at a path: its mount says so, or it gave up after an error. False is also
+// what is not known. It is safe for concurrent use, and allocates nothing.
+func (l *Limits) GaveUp(path string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, d := range l.disks {
+		if path == "" || d.path != path {
+			continue
+		}
+		l.cfg.Levels(&l.seen)
+		level := &l.seen.Watches[d.slot]
+		return level.ReadOnly.On() && !level.Stale.On()
+	}
+	return false
 }
 
 // log logs once per change which limits the kernel watches.
@@ -136,19 +172,14 @@ func openDirectory(path string) (*os.File, error) {
 	return os.OpenFile(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 }
 
-// open returns the watches that the plan wants and gives each limit its slot. Watches of
-// filesystems get descriptors, which the kernel needs only while they are set; those whose
-// filesystem cannot be opened are left out.
-func (l *Limits) open(s *probe.Snapshot) (watches []bpf.Watch, closeAll func()) {
+// open returns the watches that the plan wants and gives each limit its slot. A filesystem
+// without a limit gets a watch that is never crossed. Watches of filesystems get
+// descriptors, which the kernel needs only while they are set; those whose filesystem
+// cannot be opened are left out.
+func (l *Limits) open(s *probe.Snapshot) (watches []bpf.Watch, disks [numFilesystems]disk, closeAll func()) {
 	files := map[string]*os.File{}
-	for i := range l.plan.limits {
-		limit := &l.plan.limits[i]
-		limit.slot = -1
-		if limit.want == (bpf.Watch{}) {
-			continue
-		}
-		w := limit.want
-		if fs, ok := filesystemOf(limit.threshold.Signal); ok {
+	add := func(w bpf.Watch, fs filesystem, ofFilesystem bool) (slot int) {
+		if ofFilesystem {
 			path := fs.in(s).Path
 			file, known := files[path]
 			if !known {
@@ -156,14 +187,29 @@ func (l *Limits) open(s *probe.Snapshot) (watches []bpf.Watch, closeAll func()) 
 				files[path] = file
 			}
 			if file == nil {
-				continue
+				return -1
 			}
 			w.FD = int(file.Fd())
+			disks[fs] = disk{path, len(watches)}
 		}
-		limit.slot = len(watches)
 		watches = append(watches, w)
+		return len(watches) - 1
 	}
-	return watches, func() {
+	for i := range l.plan.limits {
+		limit := &l.plan.limits[i]
+		limit.slot = -1
+		if limit.want != (bpf.Watch{}) {
+			fs, ok := filesystemOf(limit.threshold.Signal)
+			limit.slot = add(limit.want, fs, ok)
+		}
+	}
+	for fs := range filesystem(numFilesystems) {
+		path := fs.in(s).Path
+		if _, known := files[path]; path != "" && !known && len(watches) < bpf.MaxWatches {
+			add(bpf.Watch{Figure: bpf.FreeBytes, Below: -bpf.MaxFigure, Above: -bpf.MaxFigure}, fs, true)
+		}
+	}
+	return watches, disks, func() {
 		for _, file := range files {
 			file.Close() // harmless if it is nil
 		}

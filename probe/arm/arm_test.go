@@ -229,3 +229,39 @@ func TestHungFilesystemIsNotWatched(t *testing.T) {
 		}
 	})
 }
+
+// Whether a filesystem gave up is known without a limit on it, and is forgotten at once
+// when another one takes its place.
+func TestGaveUp(t *testing.T) {
+	s := newScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5%"}})
+	s.after(0)
+	path, slot := s.snapshot.NodeFs.Path, len(s.calls[0])-1
+	if w := s.calls[0][slot]; w.Figure != bpf.FreeBytes || w.FD <= 0 || w.Below != -bpf.MaxFigure {
+		t.Fatalf("watches %+v", s.calls[0])
+	}
+	var level bpf.Level
+	s.cfg.Levels = func(l *bpf.Levels) { *l = bpf.Levels{}; l.Watches[slot] = level }
+	for _, test := range []struct {
+		level bpf.Level
+		path  string
+		want  bool
+	}{
+		{bpf.Level{}, path, false},
+		{bpf.Level{ReadOnly: 1}, path, true},
+		{bpf.Level{ReadOnly: 1}, "/elsewhere", false},
+		{bpf.Level{ReadOnly: 1}, "", false},
+		{bpf.Level{ReadOnly: 2}, path, false},
+		{bpf.Level{ReadOnly: 1, Stale: 1}, path, false},
+	} {
+		level = test.level
+		if got := s.GaveUp(test.path); got != test.want {
+			t.Errorf("%q, %+v: %t, want %t", test.path, level, got, test.want)
+		}
+	}
+	level = bpf.Level{ReadOnly: 2}
+	s.snapshot.NodeFs.GaveUp = true // the one before did
+	s.Invalidate()
+	if _, again := s.Update(&s.snapshot, s.estimates, s.settled[:len(s.estimates)]); again != minAgain {
+		t.Errorf("another filesystem is in its place: again after %s", again)
+	}
+}

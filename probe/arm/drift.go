@@ -26,15 +26,15 @@ func (d *drift) doubtful() bool { return d.offset != 0 && !d.sure }
 
 // slack returns how far the two figures may be apart: by what the CPUs have not added to
 // the kernel's counters yet, and by what may happen between the sample and the look.
-func slack(figure bpf.Figure, cpus int64) int64 {
-	batch := max(32, 2*cpus) * cpus // of the counters of filesystems
+func slack(figure bpf.Figure, cpus int64, level *bpf.Level) int64 {
+	lag := level.Lag(figure, cpus)
 	switch figure {
 	case bpf.WorkingSet, bpf.MemAvailable:
 		return 32<<20 + cpus*8<<20
 	case bpf.FreeBytes:
-		return 32<<20 + batch*4096
+		return 32<<20 + lag
 	case bpf.FreeInodes:
-		return 10_000 + batch
+		return 10_000 + lag
 	}
 	return 1000
 }

@@ -20,10 +20,19 @@ type limit struct {
 	watched bool  // the watch is in force, and its figure agrees with the samples
 	ahead   bool  // the kernel reports pressure that the sample does not show
 	drift   drift // of the kernel's figure
+	// hint means that the kernel's figure only moves with the sampled one, shift above it.
+	// The kernel's event brings a sample, but is not relied on.
+	hint  bool
+	shift int64
 }
 
 // covered reports whether a watch is in force that announces a crossing of the limit.
-func (l *limit) covered() bool { return l.watched || l.behind != nil && l.behind.watched }
+func (l *limit) covered() bool {
+	if l.behind != nil {
+		l = l.behind
+	}
+	return l.watched && !l.hint
+}
 
 // relied reports whether the kernel will send an event when the limit is crossed, or
 // before.
@@ -31,7 +40,15 @@ func (l *limit) relied() bool {
 	if l.behind != nil {
 		l = l.behind
 	}
-	return l.watched && !l.ahead
+	return l.covered() && !l.ahead
+}
+
+// follow moves a hint along with the sample. That sets the watches again, so only if it
+// matters.
+func (l *limit) follow(kernel, sampled, slack int64) {
+	if off := kernel - sampled - l.shift; off > slack || off < -slack {
+		l.shift += off
+	}
 }
 
 // filesystem is one of those that a snapshot has.
@@ -79,8 +96,16 @@ func figureOf(signal probe.Signal) bpf.Figure {
 	return 0
 }
 
-// reserved returns by how much the kernel's figure for a signal exceeds the sampled one:
-// the kernel counts what is free, the sample what is available to others than root.
+// above returns by how much the kernel's figure for the limit exceeds the sampled one.
+func (l *limit) above(s *probe.Snapshot) int64 {
+	if l.hint {
+		return l.shift
+	}
+	return reserved(s, l.threshold.Signal)
+}
+
+// reserved returns by how much that is where the kernel counts what is free, and the
+// sample what is available to others than root.
 func reserved(s *probe.Snapshot, signal probe.Signal) int64 {
 	if fs, ok := filesystemOf(signal); ok && figureOf(signal) == bpf.FreeBytes {
 		return fs.in(s).Reserved
@@ -88,17 +113,18 @@ func reserved(s *probe.Snapshot, signal probe.Signal) int64 {
 	return 0
 }
 
-// wanted returns the watch for a threshold, without a descriptor. It is the zero Watch if
+// wanted returns the watch for the threshold, without a descriptor. It is the zero Watch if
 // the kernel has no figure for the signal, the signal could not be read, or the limit is
 // nothing, which is never crossed.
-func wanted(t pressure.Threshold, s *probe.Snapshot) bpf.Watch {
+func (l *limit) wanted(s *probe.Snapshot) bpf.Watch {
+	t := l.threshold
 	o := s.Signals[t.Signal]
 	below := t.Value.Of(o.Capacity)
 	figure := figureOf(t.Signal)
 	if figure == 0 || !o.OK || below <= 0 {
 		return bpf.Watch{}
 	}
-	offset := reserved(s, t.Signal)
+	offset := l.above(s)
 	w := bpf.Watch{
 		Figure: figure,
 		Below:  plus(below, offset),
@@ -117,7 +143,8 @@ func clearAt(t pressure.Threshold, below, capacity int64) int64 {
 	return plus(below, max(min(below/10, capacity/100), t.MinReclaim.Of(capacity)))
 }
 
-// plus adds two amounts that are not negative, up to the highest that the kernel takes.
+// plus adds two amounts, the first of which is not negative, up to the highest that the
+// kernel takes.
 func plus(a, b int64) int64 {
 	return min(a, bpf.MaxFigure) + min(b, bpf.MaxFigure-min(a, bpf.MaxFigure))
 }

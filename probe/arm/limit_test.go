@@ -46,7 +46,8 @@ func TestWanted(t *testing.T) {
 		"and of inodes":          {probe.NodeFsInodesFree, amount(1<<63 - 1), amount(0), bpf.Watch{Figure: bpf.FreeInodes, Below: most, Above: most}},
 		"and to be reclaimed":    {probe.PIDAvailable, amount(1<<63 - 1), share(10), bpf.Watch{Figure: bpf.PIDs, Total: 32768, Below: most, Above: most}},
 	} {
-		got := wanted(pressure.Threshold{Signal: test.signal, Value: test.value, MinReclaim: test.extra}, &s)
+		l := limit{threshold: pressure.Threshold{Signal: test.signal, Value: test.value, MinReclaim: test.extra}}
+		got := l.wanted(&s)
 		if diff := cmp.Diff(test.want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}

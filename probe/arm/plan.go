@@ -66,7 +66,7 @@ func (p *plan) step(in input) (due bool, again time.Duration) {
 	watches := 0
 	for i := range p.limits {
 		l := &p.limits[i]
-		l.want, l.behind = wanted(l.threshold, in.snapshot), nil
+		l.want, l.behind = l.wanted(in.snapshot), nil
 		if l.want != (bpf.Watch{}) {
 			watches++
 			if p.tight && l.ahead {
@@ -146,7 +146,7 @@ func (p *plan) compare(in *input) (again time.Duration) {
 	now, ahead := in.snapshot.Time, false
 	for i := range p.limits {
 		l, e := &p.limits[i], &in.estimates[i]
-		l.ahead = l.slot >= 0 && in.levels.Watches[l.slot].Pressure.On() && e.Headroom >= 0 && !in.settled[i]
+		l.ahead = l.slot >= 0 && !l.hint && in.levels.Watches[l.slot].Pressure.On() && e.Headroom >= 0 && !in.settled[i]
 		ahead = ahead || l.ahead
 	}
 	if !ahead {
@@ -197,15 +197,21 @@ func (p *plan) verify(s *probe.Snapshot, levels *bpf.Levels) error {
 	for i := range p.limits {
 		l := &p.limits[i]
 		if !l.watched {
-			l.drift = drift{}
+			l.drift, l.hint, l.shift = drift{}, false, 0
 			continue
 		}
-		signal := l.threshold.Signal
-		kernel := levels.Watches[l.slot].Value
+		signal, level := l.threshold.Signal, &levels.Watches[l.slot]
+		kernel, sampled := level.Value, s.Signals[signal].Available
+		margin := slack(l.want.Figure, p.cpus, level)
+		if l.hint = level.IsHint(); l.hint {
+			l.drift = drift{}
+			l.follow(kernel, sampled, margin)
+			continue
+		}
 		if l.want.Figure == bpf.FreeBytes {
 			kernel = max(0, kernel-reserved(s, signal))
 		}
-		l.drift.observe(kernel, s.Signals[signal].Available, slack(l.want.Figure, p.cpus))
+		l.drift.observe(kernel, sampled, margin)
 		if l.drift.sure {
 			l.watched = false
 			errs = append(errs, fmt.Errorf("%s: the kernel's figure is off by %d %s", signal, l.drift.offset, signal.Unit()))

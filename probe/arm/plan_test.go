@@ -393,3 +393,56 @@ func TestStepDriftOfAbsentSignal(t *testing.T) {
 		t.Errorf("set again: %+v", s.limits)
 	}
 }
+
+// A hint brings samples, and the pace does not rely on it. It is moved along with the
+// sampled figure where the two part, and not each time.
+func TestStepHint(t *testing.T) {
+	s := newPlanScene(t, pressure.Config{Hard: map[string]string{"nodefs.available": "10%"}})
+	limit := pressure.Value{Percentage: 0.1}.Of(100 * gi)
+	s.levels.Watches[0].Filesystem = bpf.Btrfs
+	for _, step := range []struct {
+		name  string
+		drift int64
+		after time.Duration
+		edges bpf.Edges
+		above int64 // the sampled limit, in the kernel
+		sets  int
+	}{
+		{"not known to be one", 20 * gi, 0, 0, 5 * gi, 1}, // the reserve
+		{"moved", 20 * gi, time.Second, 0, 25 * gi, 2},
+		{"nothing new", 20 * gi, time.Second, 0, 25 * gi, 2},
+		{"about the same", 20*gi + 1<<20, rearmInterval, 0, 25 * gi, 3},
+		{"parted", 10 * gi, rearmInterval, 0, 25 * gi, 4},
+		{"moved again", 10 * gi, time.Second, 0, 15 * gi, 5},
+		{"ahead of the sample", 10 * gi, time.Second, 1, 15 * gi, 5},
+	} {
+		s.drift, s.edges = step.drift, step.edges
+		relied, again := s.after(step.after)
+		if relied[0] || again != 0 || s.err != nil {
+			t.Errorf("%s: relied on %v, again after %s, %v", step.name, relied, again, s.err)
+		}
+		if got := s.set[0].Below - limit; got != step.above || s.sets != step.sets {
+			t.Errorf("%s: %d above the limit, %d sets; want %d, %d", step.name, got, s.sets, step.above, step.sets)
+		}
+	}
+}
+
+// What the CPUs may not have added yet is no drift, however many there are.
+func TestStepLag(t *testing.T) {
+	s := newPlanScene(t, pressure.Config{Hard: map[string]string{"nodefs.available": "10%"}})
+	s.cpus = 128
+	s.levels.Watches[0].Filesystem = bpf.XFS
+	s.drift = 32<<20 + 100*1024 // in blocks of one byte, as a test may not set them
+	for _, step := range []struct {
+		cpus   int64
+		relied bool
+	}{{128, true}, {0, false}} { // 0: as if it were not known
+		s.cpus = step.cpus
+		for range 2 {
+			s.after(rearmInterval)
+		}
+		if got, _ := s.after(time.Second); got[0] != step.relied {
+			t.Errorf("%d CPUs: relied on %v", step.cpus, got)
+		}
+	}
+}

@@ -186,11 +186,10 @@ func (t *Term) evaluate(s *probe.Snapshot, verdicts *[NumConditions]Verdict) Sta
 		}
 		return truth(o.Available < t.value.Of(o.Capacity))
 	case termReadOnly:
-		m := &t.mount(s).Mount
-		if *m == (probe.Mount{}) {
+		_, readOnly, known := t.mount(s).ReadOnly()
+		if !known {
 			return Unknown
 		}
-		_, readOnly := m.ReadOnly()
 		return truth(readOnly)
 	default:
 		share, ok := t.stalled(s)

@@ -77,6 +77,7 @@ func TestJudgeTerms(t *testing.T) {
 		}, Unknown, "SignalUnavailable", "cpu.some.avg300 cannot be read: read /proc/pressure/cpu: gone"},
 		{"nodefs.readonly", nil, False, "Good", "does not hold: nodefs.readonly"},
 		{"nodefs.readonly", func(s *probe.Snapshot, _ *[NumConditions]Verdict) { s.NodeFs.Mount.SuperOptions = "ro" }, True, "Bad", "nodefs at / is read-only"},
+		{"nodefs.readonly", func(s *probe.Snapshot, _ *[NumConditions]Verdict) { s.NodeFs.GaveUp = true }, True, "Bad", "nodefs at / is read-only"},
 		{"imagefs.readonly", nil, Unknown, "SignalUnavailable", "imagefs is not known on this node"},
 		// One that is known to be false decides, and one that is true.
 		{"memory.available < 1Gi and cpu.some.avg10 > 10%", nil, False, "Good", "does not hold: memory.available < 1Gi and cpu.some.avg10 > 10%"},
