@@ -10,6 +10,7 @@
 #ifndef NODEPROBE_TICK_H
 #define NODEPROBE_TICK_H
 
+#include "cgroup.h"
 #include "decide.h"
 #include "disk.h"
 #include "memory.h"
@@ -118,6 +119,22 @@ static __always_inline void judge_disk(u32 i)
 	judge(i, value);
 }
 
+static __always_inline void judge_cgroup(u32 i)
+{
+	struct level *level = &levels.watch[i];
+	struct watch *w = &watches[i];
+	s64 value;
+
+	if (is(level->stale))
+		return;
+	value = wants[i].total - cgroup_in_use(w);
+	if (!same_cgroup(w)) {
+		flip(&level->stale, EVENT_STALE, i, level->value, 0);
+		return;
+	}
+	judge(i, value);
+}
+
 #define NEVER (~0ULL)
 
 /* Measures and judges one watch. Returns how long that is valid, in ns. */
@@ -148,6 +165,12 @@ __noinline u64 look_at(u32 i)
 			return PERIOD_MAX;
 		ns = until_crossing(want, is(level->pressure), level->value);
 		return ns < PERIOD_DISK ? ns : PERIOD_DISK;
+	case FIGURE_CGROUP_MEMORY:
+		if (!(left_out & PART_CGROUPS))
+			judge_cgroup(i);
+		if (is(level->stale))
+			return PERIOD_MAX;
+		break;
 	}
 	return until_crossing(want, is(level->pressure), level->value);
 }
@@ -237,10 +260,14 @@ __noinline int adopt(u32 i)
 		else if (!num_zones)
 			refused = REFUSED_NO_ZONES;
 		break;
+	case FIGURE_CGROUP_MEMORY:
+		refused = left_out & PART_CGROUPS ? REFUSED_LEFT_OUT : find_cgroup(&new, &want);
+		break;
 	}
 	if (refused)
 		want.figure = FIGURE_NONE;
-	if (want.figure != wants[i].figure || new.sb != old->sb || new.root != old->root) {
+	if (want.figure != wants[i].figure || new.sb != old->sb || new.root != old->root ||
+	    new.css != old->css || new.cgroup_id != old->cgroup_id) {
 		settle(&level->pressure);
 		settle(&level->read_only);
 		level->value = 0;

@@ -29,7 +29,7 @@ func (d *drift) doubtful() bool { return d.offset != 0 && !d.sure }
 func slack(figure bpf.Figure, cpus int64, level *bpf.Level) int64 {
 	lag := level.Lag(figure, cpus)
 	switch figure {
-	case bpf.WorkingSet, bpf.MemAvailable:
+	case bpf.WorkingSet, bpf.MemAvailable, bpf.CgroupMemory:
 		return 32<<20 + cpus*8<<20
 	case bpf.FreeBytes:
 		return 32<<20 + lag

@@ -84,6 +84,8 @@ func figureOf(signal probe.Signal) bpf.Figure {
 	switch signal {
 	case probe.MemoryAvailable:
 		return bpf.WorkingSet
+	case probe.AllocatableMemoryAvailable:
+		return bpf.CgroupMemory
 	case probe.MemAvailable:
 		return bpf.MemAvailable
 	case probe.PIDAvailable:
@@ -130,7 +132,7 @@ func (l *limit) wanted(s *probe.Snapshot) bpf.Watch {
 		Below:  plus(below, offset),
 		Above:  plus(clearAt(t, below, o.Capacity), offset),
 	}
-	if figure == bpf.WorkingSet || figure == bpf.PIDs {
+	if figure == bpf.WorkingSet || figure == bpf.PIDs || figure == bpf.CgroupMemory {
 		w.Total = o.Capacity
 	}
 	return w
