@@ -154,6 +154,75 @@ func TestOOMKill(t *testing.T) {
 	t.Logf("%+v", e)
 }
 
+// The memory of a cgroup is what its files say, with the file cache and without.
+func TestCgroupMemory(t *testing.T) {
+	s := open(t, Pressure)
+	dir := memoryCgroup(t, 24<<20)
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	watch(t, s, Watch{Figure: CgroupMemory, FD: fd, Total: 24 << 20, Below: 8 << 20, Above: 16 << 20})
+	unix.Close(fd)
+	if left := levels(s).Watches[0].Value; left < 23<<20 || left > 24<<20 {
+		t.Errorf("%d of 24 MiB are left in an empty cgroup", left)
+	}
+	_ = helper(t, "oom", "np-oom-victim", dir).Run()
+	wantEvent(t, s, Event{Kind: Crossing, On: true, Seq: 1, Limit: 8 << 20})
+	wantEvent(t, s, Event{Kind: Crossing, Seq: 2, Limit: 16 << 20})
+	eventually(t, "the cgroup removed", func() bool { return unix.Rmdir(dir) == nil })
+	wantEvent(t, s, Event{Kind: Stale, On: true, Seq: 1})
+}
+
+// File cache that is not in use is no memory in use.
+func TestCgroupMemoryWithoutCache(t *testing.T) {
+	s := open(t, Pressure)
+	defer thrash(t)()
+	parent := "/sys/fs/cgroup/memory"
+	if _, err := os.Stat(filepath.Join(parent, "memory.stat")); err != nil {
+		parent = "/sys/fs/cgroup"
+	}
+	dir := filepath.Join(parent, fmt.Sprintf("nodeprobe-test-%d", os.Getpid()))
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	watch(t, s, Watch{Figure: CgroupMemory, FD: fd, Total: 24 << 20, Below: never, Above: never})
+	eventually(t, "cache that fills the cgroup and is not counted", func() bool {
+		if _, err := os.ReadFile(filepath.Join(dir, "memory.stat")); err != nil { // it adds up
+			t.Fatal(err)
+		}
+		usage := int64(0)
+		for _, file := range []string{"memory.current", "memory.usage_in_bytes"} {
+			if b, err := os.ReadFile(filepath.Join(dir, file)); err == nil {
+				usage, _ = strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
+			}
+		}
+		if err := s.Refresh(); err != nil {
+			t.Fatal(err)
+		}
+		left := levels(s).Watches[0].Value
+		return usage > 20<<20 && left > 4<<20 && left < 24<<20
+	})
+}
+
+// What is no directory of a cgroup with a memory controller is refused.
+func TestCgroupMemoryRefused(t *testing.T) {
+	s := open(t, Pressure)
+	for _, path := range []string{"/", "/proc"} {
+		fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = s.Watch([]Watch{{Figure: CgroupMemory, FD: fd, Total: 1, Below: never, Above: never}})
+		unix.Close(fd)
+		if !errors.Is(err, errors.ErrUnsupported) {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
 func TestReadEventAllocatesNothing(t *testing.T) {
 	s := open(t, OOM)
 	dir := memoryCgroup(t, 24<<20)

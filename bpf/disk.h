@@ -133,8 +133,8 @@ static __always_inline bool is_read_only(const struct watch *w)
 	return w->kind == FS_XFS && xfs_gave_up(w);
 }
 
-/* The filesystem of the current process's open file. */
-static __always_inline struct super_block *super_block_of(u32 fd)
+/* The inode of the current process's open file. */
+static __always_inline struct inode *inode_of(u32 fd)
 {
 	struct task_struct *task = (void *)bpf_get_current_task();
 	struct fdtable *table = BPF_CORE_READ(task, files, fdt);
@@ -144,7 +144,7 @@ static __always_inline struct super_block *super_block_of(u32 fd)
 	if (fd >= BPF_CORE_READ(table, max_fds))
 		return 0;
 	bpf_probe_read_kernel(&file, sizeof(file), &files[fd]);
-	return BPF_CORE_READ(file, f_inode, i_sb);
+	return BPF_CORE_READ(file, f_inode);
 }
 
 static __always_inline u32 kind_of(struct super_block *sb)
@@ -193,7 +193,8 @@ static __always_inline bool same_filesystem(const struct watch *w)
 /* Fills in the filesystem of an open file, for a figure. */
 static __always_inline u64 find_filesystem(struct watch *w, const struct want *want)
 {
-	struct super_block *sb = super_block_of(want->fd);
+	struct inode *inode = inode_of(want->fd);
+	struct super_block *sb = BPF_CORE_READ(inode, i_sb);
 
 	if (!sb)
 		return REFUSED_NO_FILE;

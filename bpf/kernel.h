@@ -51,17 +51,23 @@ struct bpf_timer {
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
-/* id is a plain u64 since 5.5: the inode number of the cgroup's directory. */
+/* id is a plain u64 since 5.5: the inode number of the cgroup's directory, whose
+ * priv is the cgroup. */
 struct kernfs_node {
 	u64 id;
+	void *priv;
 };
+
+struct cgroup_subsys_state;
 
 struct cgroup {
 	struct kernfs_node *kn;
+	struct cgroup_subsys_state *subsys[1];
 };
 
 struct cgroup_subsys_state {
 	struct cgroup *cgroup;
+	unsigned int flags;
 };
 
 struct css_set {
@@ -125,9 +131,24 @@ struct mem_cgroup_per_node {
 	struct lruvec lruvec;
 };
 
+struct page_counter {
+	atomic_long_t usage;
+};
+
+struct memcg_vmstats {
+	long state[1];
+};
+
 struct mem_cgroup {
 	struct cgroup_subsys_state css;
 	struct mem_cgroup_per_node *nodeinfo[1];
+	struct page_counter memory;
+	struct memcg_vmstats *vmstats;
+};
+
+/* Before 6.1. */
+struct mem_cgroup___inside {
+	struct memcg_vmstats vmstats;
 };
 
 /* What disk.h uses. */
@@ -148,6 +169,7 @@ struct super_block {
 
 struct inode {
 	struct super_block *i_sb;
+	void *i_private;
 };
 
 struct file {

@@ -61,6 +61,7 @@ const (
 	partMemory = 1 << iota
 	partPIDs
 	partFilesystems
+	partCgroups
 )
 
 // partOf returns the part that a figure needs.
@@ -70,6 +71,8 @@ func partOf(f Figure) uint32 {
 		return partFilesystems
 	case f == PIDs:
 		return partPIDs
+	case f == CgroupMemory:
+		return partCgroups
 	}
 	return partMemory
 }
@@ -83,8 +86,8 @@ func (l *loader) loadMost(progs []program) (*ebpf.Collection, error) {
 		return coll, err
 	}
 	l.refused = make(map[uint32]error)
-	l.leftOut = partMemory | partPIDs | partFilesystems
-	for _, part := range []uint32{partMemory, partPIDs, partFilesystems} {
+	l.leftOut = partMemory | partPIDs | partFilesystems | partCgroups
+	for _, part := range []uint32{partMemory, partPIDs, partFilesystems, partCgroups} {
 		l.leftOut &^= part
 		trial, refusal := l.load(progs)
 		if refusal != nil {

@@ -10,6 +10,7 @@
 #ifndef NODEPROBE_TICK_H
 #define NODEPROBE_TICK_H
 
+#include "cgroup.h"
 #include "decide.h"
 #include "disk.h"
 #include "memory.h"
@@ -19,7 +20,7 @@
  * Counts an edge and reports it. Two CPUs can do so at once, with the same number
  * for the same edge; user space drops the second.
  */
-static __always_inline void flip(u64 *edges, u32 kind, u32 watch, s64 value, s64 limit)
+static __always_inline void flip(u64 *edges, u32 kind, u64 watch, s64 value, s64 limit)
 {
 	u64 seq = *edges + 1;
 	struct edge *edge;
@@ -40,7 +41,18 @@ static __always_inline void flip(u64 *edges, u32 kind, u32 watch, s64 value, s64
 	bpf_ringbuf_submit(edge, 0);
 }
 
-static __always_inline void judge(u32 i, s64 value)
+/*
+ * Returns the same index in a way that also old verifiers follow: where the compiler
+ * keeps a copy of one on the stack, they forget what it was compared with.
+ */
+static __always_inline u64 bounded(u64 i)
+{
+	_Static_assert(!(MAX_WATCHES & (MAX_WATCHES - 1)), "not a power of 2");
+	asm volatile("%0 &= %1" : "+r"(i) : "i"(MAX_WATCHES - 1));
+	return i;
+}
+
+static __always_inline void judge(u64 i, s64 value)
 {
 	const struct want *want = &wants[i];
 	struct level *level = &levels.watch[i];
@@ -98,7 +110,7 @@ __noinline int judge_pids(u64 allocated)
 	return 0;
 }
 
-static __always_inline void judge_disk(u32 i)
+static __always_inline void judge_disk(u64 i)
 {
 	struct level *level = &levels.watch[i];
 	struct watch *w = &watches[i];
@@ -118,21 +130,36 @@ static __always_inline void judge_disk(u32 i)
 	judge(i, value);
 }
 
+static __always_inline void judge_cgroup(u64 i)
+{
+	struct level *level = &levels.watch[i];
+	struct watch *w = &watches[i];
+	s64 value;
+
+	if (is(level->stale))
+		return;
+	value = wants[i].total - cgroup_in_use(w);
+	if (!same_cgroup(w)) {
+		flip(&level->stale, EVENT_STALE, i, level->value, 0);
+		return;
+	}
+	judge(i, value);
+}
+
 #define NEVER (~0ULL)
 
 struct pace paces[MAX_WATCHES];
 
 /* Measures and judges one watch. Returns how long that is valid, in ns. */
-__noinline u64 look_at(u32 i, u64 now)
+__noinline u64 look_at(u32 index, u64 now)
 {
 	const struct want *want;
 	struct level *level;
 	u64 max = PERIOD_MAX;
+	u64 i = bounded(index);
 	bool pressure;
 	u64 ns;
 
-	if (i >= MAX_WATCHES)
-		return NEVER;
 	want = &wants[i];
 	level = &levels.watch[i];
 	switch (want->figure) {
@@ -151,6 +178,12 @@ __noinline u64 look_at(u32 i, u64 now)
 		if (is(level->stale))
 			return PERIOD_MAX;
 		max = PERIOD_DISK;
+		break;
+	case FIGURE_CGROUP_MEMORY:
+		if (!(left_out & PART_CGROUPS))
+			judge_cgroup(i);
+		if (is(level->stale))
+			return PERIOD_MAX;
 		break;
 	}
 	pressure = is(level->pressure);
@@ -215,16 +248,15 @@ static __always_inline void settle(u64 *edges)
 
 /* Puts a request into force. What was watched before keeps its state, so there is
  * an event if new thresholds change that. */
-__noinline int adopt(u32 i)
+__noinline int adopt(u32 index)
 {
+	u64 i = bounded(index);
 	u64 refused = REFUSED_NOT;
 	struct watch new = {};
 	struct level *level;
 	struct want want;
 	struct watch *old;
 
-	if (i >= MAX_WATCHES)
-		return 0;
 	want = config.watch[i];
 	level = &levels.watch[i];
 	old = &watches[i];
@@ -244,10 +276,14 @@ __noinline int adopt(u32 i)
 		else if (!num_zones)
 			refused = REFUSED_NO_ZONES;
 		break;
+	case FIGURE_CGROUP_MEMORY:
+		refused = left_out & PART_CGROUPS ? REFUSED_LEFT_OUT : find_cgroup(&new, &want);
+		break;
 	}
 	if (refused)
 		want.figure = FIGURE_NONE;
-	if (want.figure != wants[i].figure || new.sb != old->sb || new.root != old->root) {
+	if (want.figure != wants[i].figure || new.sb != old->sb || new.root != old->root ||
+	    new.css != old->css || new.cgroup_id != old->cgroup_id) {
 		settle(&level->pressure);
 		settle(&level->read_only);
 		level->value = 0;

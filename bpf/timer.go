@@ -314,6 +314,8 @@ func (t *timer) refusal(f Figure, level *nodeprobeLevel) error {
 		return errors.New("filesystem is being unmounted, or is not laid out as the kernel's types say")
 	case 6:
 		return fmt.Errorf("left out of the program: %w (%w)", t.leftOut[partOf(f)], errors.ErrUnsupported)
+	case 7:
+		return fmt.Errorf("not the directory of a cgroup that has the memory controller: %w", errors.ErrUnsupported)
 	}
 	return fmt.Errorf("refused for reason %d", level.Refused)
 }

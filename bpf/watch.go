@@ -33,6 +33,12 @@ const (
 	FreeBytes
 	// FreeInodes is how many inodes an ext4 or xfs filesystem has free: f_ffree.
 	FreeInodes
+	// CgroupMemory is Watch.Total less what a cgroup and those below it use, without
+	// their inactive file cache, in bytes: with the limit of the cgroup of all pods
+	// for Total, what the kubelet calls allocatableMemory.available. Usage is exact;
+	// the cache is as of the latest time that the kernel added it up, which it does
+	// every two seconds, and whenever somebody reads memory.stat.
+	CgroupMemory
 )
 
 // String returns the name used in errors and logs.
@@ -48,6 +54,8 @@ func (f Figure) String() string {
 		return "free_bytes"
 	case FreeInodes:
 		return "free_inodes"
+	case CgroupMemory:
+		return "cgroup_memory"
 	}
 	return fmt.Sprintf("figure(%d)", uint8(f))
 }
@@ -55,14 +63,21 @@ func (f Figure) String() string {
 // OfFilesystem reports whether the figure is about a filesystem.
 func (f Figure) OfFilesystem() bool { return f == FreeBytes || f == FreeInodes }
 
+// hasFile reports whether a file says what the figure is about.
+func (f Figure) hasFile() bool { return f.OfFilesystem() || f == CgroupMemory }
+
+// hasTotal reports whether the figure is what is left of Watch.Total.
+func (f Figure) hasTotal() bool { return f == PIDs || f == WorkingSet || f == CgroupMemory }
+
 // Watch is a figure for the kernel to compare with thresholds.
 type Watch struct {
 	Figure Figure
-	// FD is any open file of the filesystem, also one opened with O_PATH. It is used
-	// only during Sensor.Watch: a Watch does not keep the filesystem from being
-	// unmounted, but becomes stale then.
+	// FD is any open file of the filesystem, or the cgroup's directory, also one opened
+	// with O_PATH. It is used only during Sensor.Watch: a Watch does not keep the
+	// filesystem from being unmounted, nor the cgroup from being removed, but becomes
+	// stale then.
 	FD int
-	// Total is the capacity, for PIDs and WorkingSet.
+	// Total is the capacity, for PIDs, WorkingSet and CgroupMemory.
 	Total int64
 	// Pressure begins when the figure falls below Below, and ends when it is
 	// back at Above, which must not be less. Neither may be further from 0 than
@@ -94,7 +109,7 @@ const maxRate = 1 << 43
 // CPUs: 4 GiB of memory for each of them, 4 GiB of writes, a million new files.
 func MaxRate(f Figure, cpus int) uint64 {
 	switch f {
-	case WorkingSet, MemAvailable:
+	case WorkingSet, MemAvailable, CgroupMemory:
 		return min(4<<30*uint64(max(cpus, 1)), maxRate)
 	case FreeBytes:
 		return 4 << 30
@@ -105,15 +120,15 @@ func MaxRate(f Figure, cpus int) uint64 {
 // validate checks what can be checked without a kernel.
 func (w *Watch) validate() error {
 	switch {
-	case w.Figure < PIDs || w.Figure > FreeInodes:
+	case w.Figure < PIDs || w.Figure > CgroupMemory:
 		return errors.New("unknown figure")
 	case max(w.Below, w.Above, w.Total) > MaxFigure || min(w.Below, w.Above) < -MaxFigure:
 		return fmt.Errorf("pressure between %d and %d of %d: more than %d", w.Below, w.Above, w.Total, int64(MaxFigure))
 	case w.Above < w.Below:
 		return fmt.Errorf("pressure ends at %d, before it begins at %d", w.Above, w.Below)
-	case (w.Figure == PIDs || w.Figure == WorkingSet) && w.Total <= 0:
+	case w.Figure.hasTotal() && w.Total <= 0:
 		return fmt.Errorf("total is %d", w.Total)
-	case w.Figure.OfFilesystem() && w.FD < 0:
+	case w.Figure.hasFile() && w.FD < 0:
 		return fmt.Errorf("file descriptor is %d", w.FD)
 	case w.MaxRate > maxRate:
 		return fmt.Errorf("rate %d is more than %d", w.MaxRate, uint64(maxRate))
@@ -124,7 +139,7 @@ func (w *Watch) validate() error {
 // Watch replaces all earlier watches by ws. Event.Watch and Levels.Watches are indexed
 // like ws. Without watches the timer stops.
 //
-// A Watch with the same figure and filesystem as the earlier one at its index keeps that
+// A Watch with the same figure and filesystem, or cgroup, as the earlier one at its index keeps that
 // one's state: if its new thresholds change that, there is an event. The others start as
 // not under pressure, with an event at once if they are; events of the watches that they
 // replace are no longer delivered.
@@ -230,8 +245,8 @@ type Level struct {
 	// ReadOnly is whether the filesystem refuses writes, by mount option or after
 	// errors.
 	ReadOnly Edges
-	// Stale is whether the filesystem was unmounted. The other fields keep their
-	// last values. Watch it anew.
+	// Stale is whether the filesystem was unmounted, or the cgroup removed. The other
+	// fields keep their last values. Watch it anew.
 	Stale Edges
 	// Filesystem is its kind, 0 for figures that are about none.
 	Filesystem Filesystem

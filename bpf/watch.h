@@ -15,6 +15,7 @@ enum figure {
 	FIGURE_MEM_AVAILABLE = 3,
 	FIGURE_FREE_BYTES = 4,
 	FIGURE_FREE_INODES = 5,
+	FIGURE_CGROUP_MEMORY = 6,
 };
 
 /* Why a request could not be met. */
@@ -26,6 +27,7 @@ enum refusal {
 	REFUSED_FILESYSTEM = 4,
 	REFUSED_UNREADABLE = 5,
 	REFUSED_LEFT_OUT = 6,
+	REFUSED_CGROUP = 7,
 };
 
 /*
@@ -37,6 +39,7 @@ enum part {
 	PART_MEMORY = 1,
 	PART_PIDS = 2,
 	PART_FILESYSTEMS = 4,
+	PART_CGROUPS = 8,
 };
 
 const volatile u32 left_out = 0;
@@ -144,6 +147,9 @@ struct watch {
 	struct super_block *sb;
 	struct dentry *root;
 	void *fs;
+	struct cgroup *cgroup;
+	struct cgroup_subsys_state *css; /* of the memory controller */
+	u64 cgroup_id;
 	unsigned long magic;
 	u32 dev;
 	u32 kind;

@@ -72,7 +72,7 @@ func TestWatchIsValidated(t *testing.T) {
 	for name, ws := range map[string][]Watch{
 		"17 watches":  make([]Watch, MaxWatches+1),
 		"no figure":   {{}},
-		"next figure": {{Figure: FreeInodes + 1}},
+		"next figure": {{Figure: CgroupMemory + 1}},
 		"crossed":     {{Figure: MemAvailable, Below: 2, Above: 1}},
 		"no total":    {{Figure: WorkingSet, Below: 1, Above: 2}},
 		"bad file":    {{Figure: FreeBytes, FD: -1}},

@@ -185,6 +185,7 @@ func (r *memoryReader) read(s *Snapshot) {
 		s.Memory.CgroupOK = true
 		s.Signals[MemoryAvailable] = observe(r.mem.Total-s.Memory.WorkingSet, r.mem.Total)
 	}
+	s.PodsCgroup = r.pods.dir
 	s.Signals[AllocatableMemoryAvailable], s.Errors[SourcePodsCgroup] = r.observePods(s.Time, err)
 }
 

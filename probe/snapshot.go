@@ -23,6 +23,10 @@ type Snapshot struct {
 	// NodeFs and ImageFs are where the two filesystems were found.
 	NodeFs, ImageFs Filesystem
 
+	// PodsCgroup is the directory of the cgroup that AllocatableMemoryAvailable is
+	// about, as this process sees it; "" without one.
+	PodsCgroup string
+
 	Memory   Memory
 	Swap     Swap
 	Tasks    Tasks

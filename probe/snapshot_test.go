@@ -210,6 +210,21 @@ func TestSnapshotWithoutMemoryController(t *testing.T) {
 	}
 }
 
+func TestPodsCgroup(t *testing.T) {
+	for dir, m := range map[string]machine{
+		"sys/fs/cgroup/kubepods.slice": fullMachine, "sys/fs/cgroup/memory/kubepods": fullMachine.v1(), "": fullMachine.without("sys/fs/cgroup"),
+	} {
+		n := m.boot(t)
+		want := ""
+		if dir != "" {
+			want = n.Path(dir)
+		}
+		if got := n.sampler(t).Sample().PodsCgroup; got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
 // Where there are no cgroups at all, /sys may not be the node's.
 func TestSnapshotWithoutCgroups(t *testing.T) {
 	n := fullMachine.without("sys/fs/cgroup").boot(t)

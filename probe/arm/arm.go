@@ -48,6 +48,7 @@ type Limits struct {
 	relied  []bool
 	logged  *logged // nil before the first line
 	opening [numFilesystems]deadline.Worker[opened]
+	pods    deadline.Worker[opened] // opens their cgroup
 
 	mu    sync.Mutex // guards disks, and the kernel's watches
 	disks [numFilesystems]disk
@@ -178,35 +179,45 @@ func openDirectory(path string) (*os.File, error) {
 // cannot be opened are left out.
 func (l *Limits) open(s *probe.Snapshot) (watches []bpf.Watch, disks [numFilesystems]disk, closeAll func()) {
 	files := map[string]*os.File{}
-	add := func(w bpf.Watch, fs filesystem, ofFilesystem bool) (slot int) {
-		if ofFilesystem {
-			path := fs.in(s).Path
+	add := func(w bpf.Watch, path string, worker *deadline.Worker[opened]) (slot int) {
+		if worker != nil {
 			file, known := files[path]
 			if !known {
-				file = l.openFilesystem(path, &l.opening[fs])
+				file = l.openDirectory(path, worker)
 				files[path] = file
 			}
 			if file == nil {
 				return -1
 			}
 			w.FD = int(file.Fd())
-			disks[fs] = disk{path, len(watches)}
 		}
 		watches = append(watches, w)
 		return len(watches) - 1
 	}
+	addDisk := func(w bpf.Watch, fs filesystem) (slot int) {
+		path := fs.in(s).Path
+		if slot = add(w, path, &l.opening[fs]); slot >= 0 {
+			disks[fs] = disk{path, slot}
+		}
+		return slot
+	}
 	for i := range l.plan.limits {
 		limit := &l.plan.limits[i]
 		limit.slot = -1
-		if limit.want != (bpf.Watch{}) {
-			fs, ok := filesystemOf(limit.threshold.Signal)
-			limit.slot = add(limit.want, fs, ok)
+		switch fs, ok := filesystemOf(limit.threshold.Signal); {
+		case limit.want == (bpf.Watch{}):
+		case ok:
+			limit.slot = addDisk(limit.want, fs)
+		case limit.want.Figure == bpf.CgroupMemory:
+			limit.slot = add(limit.want, s.PodsCgroup, &l.pods)
+		default:
+			limit.slot = add(limit.want, "", nil)
 		}
 	}
 	for fs := range filesystem(numFilesystems) {
 		path := fs.in(s).Path
 		if _, known := files[path]; path != "" && !known && len(watches) < bpf.MaxWatches {
-			add(bpf.Watch{Figure: bpf.FreeBytes, Below: -bpf.MaxFigure, Above: -bpf.MaxFigure}, fs, true)
+			addDisk(bpf.Watch{Figure: bpf.FreeBytes, Below: -bpf.MaxFigure, Above: -bpf.MaxFigure}, fs)
 		}
 	}
 	return watches, disks, func() {
@@ -216,9 +227,9 @@ func (l *Limits) open(s *probe.Snapshot) (watches []bpf.Watch, disks [numFilesys
 	}
 }
 
-// openFilesystem returns nil if the directory cannot be opened. One that does not answer
+// openDirectory returns nil if the directory cannot be opened. One that does not answer
 // is opened again after the next sample.
-func (l *Limits) openFilesystem(path string, worker *deadline.Worker[opened]) *os.File {
+func (l *Limits) openDirectory(path string, worker *deadline.Worker[opened]) *os.File {
 	o, err := worker.Do(openTimeout, "open "+path, func() (o opened) {
 		o.file, o.err = l.cfg.Open(path)
 		return o

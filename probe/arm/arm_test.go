@@ -102,6 +102,27 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
+// The pods' limit is watched by the directory of their cgroup, and polled without one.
+func TestPodsCgroup(t *testing.T) {
+	s := newScene(t, pressure.Config{Hard: map[string]string{"memory.available": "100Mi"}, EnforceNodeAllocatable: []string{"pods"}})
+	for _, step := range []struct {
+		dir string
+		ok  bool // the signal is
+		fd  bool
+	}{{"", false, false}, {s.snapshot.NodeFs.Path, true, true}, {"/no/such/directory", true, false}} {
+		s.snapshot.PodsCgroup = step.dir
+		s.snapshot.Signals[probe.AllocatableMemoryAvailable] = probe.Observation{Available: gi, Capacity: 6 * gi, OK: step.ok}
+		s.Invalidate()
+		if got, want := s.after(time.Second), []bool{true, step.fd}; !slices.Equal(got, want) {
+			t.Errorf("%q: relied on %v, want %v", step.dir, got, want)
+		}
+		last := s.calls[len(s.calls)-1]
+		if i := slices.IndexFunc(last, func(w bpf.Watch) bool { return w.Figure == bpf.CgroupMemory }); (i >= 0) != step.fd || step.fd && last[i].FD <= 0 {
+			t.Errorf("%q: the kernel watches %+v", step.dir, last)
+		}
+	}
+}
+
 // A limit whose figures disagree is polled, and the log has the reason.
 func TestDriftIsLogged(t *testing.T) {
 	s := newScene(t, pressure.Config{Hard: map[string]string{"memory.available": "5%"}})

@@ -31,7 +31,7 @@ func (d *drift) doubtful() bool { return d.offset != 0 && !d.sure }
 func slack(w bpf.Watch, heldBack int64) int64 {
 	between := int64(1000)
 	switch w.Figure {
-	case bpf.WorkingSet, bpf.MemAvailable, bpf.FreeBytes:
+	case bpf.WorkingSet, bpf.MemAvailable, bpf.CgroupMemory, bpf.FreeBytes:
 		between = 32 << 20
 	case bpf.FreeInodes:
 		between = 10_000

@@ -41,7 +41,7 @@ func (l *limit) relied() bool {
 	if l.behind != nil {
 		l = l.behind
 	}
-	return l.watched && !l.ahead && !l.near && !l.hint
+	return l.covered() && !l.ahead && !l.near
 }
 
 // follow moves a hint along with the sample. That sets the watches again, so only if it
@@ -85,6 +85,8 @@ func figureOf(signal probe.Signal) bpf.Figure {
 	switch signal {
 	case probe.MemoryAvailable:
 		return bpf.WorkingSet
+	case probe.AllocatableMemoryAvailable:
+		return bpf.CgroupMemory
 	case probe.MemAvailable:
 		return bpf.MemAvailable
 	case probe.PIDAvailable:
@@ -131,7 +133,7 @@ func (l *limit) wanted(s *probe.Snapshot) bpf.Watch {
 		Below:  plus(below, offset),
 		Above:  plus(clearAt(t, below, o.Capacity), offset),
 	}
-	if figure == bpf.WorkingSet || figure == bpf.PIDs {
+	if figure == bpf.WorkingSet || figure == bpf.PIDs || figure == bpf.CgroupMemory {
 		w.Total = o.Capacity
 	}
 	if s.Capacity.CPUs > 0 {

@@ -18,6 +18,7 @@ func TestWanted(t *testing.T) {
 	s := snapshot()
 	s.ImageFs = probe.Filesystem{Path: "/images", Reserved: gi}
 	s.Signals[probe.ImageFsAvailable] = probe.Observation{Available: gi, Capacity: 10 * gi, OK: true}
+	s.Signals[probe.AllocatableMemoryAvailable] = probe.Observation{Available: gi, Capacity: 6 * gi, OK: true}
 	s.Signals[probe.SwapAvailable] = probe.Observation{Available: gi, Capacity: 10 * gi, OK: true}
 	s.Signals[probe.ContainerFsAvailable] = probe.Observation{Available: gi, Capacity: 10 * gi, OK: true}
 	tenth := share(0.1).Of(100 * gi)
@@ -28,6 +29,7 @@ func TestWanted(t *testing.T) {
 	}{
 		"memory":        {probe.MemoryAvailable, amount(100 << 20), amount(0), bpf.Watch{Figure: bpf.WorkingSet, Total: 8 * gi, Below: 100 << 20, Above: 110 << 20}},
 		"1 % is enough": {probe.PIDAvailable, share(0.5), amount(0), bpf.Watch{Figure: bpf.PIDs, Total: 32768, Below: 16384, Above: 16384 + 327}},
+		"pods":          {probe.AllocatableMemoryAvailable, amount(100 << 20), amount(0), bpf.Watch{Figure: bpf.CgroupMemory, Total: 6 * gi, Below: 100 << 20, Above: 110 << 20}},
 		"the kernel's":  {probe.MemAvailable, share(0.1), amount(0), bpf.Watch{Figure: bpf.MemAvailable, Below: share(0.1).Of(8 * gi), Above: share(0.1).Of(8*gi) + 8*gi/100}},
 		// What only root may fill is free, but not available.
 		"nodefs":          {probe.NodeFsAvailable, share(0.1), amount(0), bpf.Watch{Figure: bpf.FreeBytes, Below: tenth + 5*gi, Above: tenth + gi + 5*gi}},

@@ -24,6 +24,8 @@ func heldBack(s *probe.Snapshot, f bpf.Figure, level *bpf.Level) int64 {
 		return 3 * vmstatBatch(cpus, s.Memory.Total) * cpus * int64(os.Getpagesize())
 	case f == bpf.MemAvailable:
 		return 5 * vmstatBatch(cpus, s.Memory.Total) * cpus * int64(os.Getpagesize())
+	case f == bpf.CgroupMemory: // charged ahead, 64 pages a CPU; and what it has of file cache
+		return 2 * 64 * cpus * int64(os.Getpagesize())
 	}
 	return 0
 }

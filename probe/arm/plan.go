@@ -70,7 +70,7 @@ func (p *plan) step(in input) (due bool, again time.Duration) {
 			}
 		}
 	}
-	if watches > bpf.MaxWatches {
+	if watches > bpf.MaxWatches-numFilesystems { // which may need one each without a limit
 		p.nearest(in.estimates)
 	}
 	for i := range p.limits {

@@ -40,7 +40,7 @@ func estimates(t *testing.T, config pressure.Config, s *probe.Snapshot) []pressu
 // measure has the kernel see what the sample shows, and drift more.
 func measure(l *bpf.Levels, ws []bpf.Watch, s *probe.Snapshot, drift int64) {
 	signals := map[bpf.Figure]probe.Signal{
-		bpf.WorkingSet: probe.MemoryAvailable, bpf.MemAvailable: probe.MemAvailable, bpf.PIDs: probe.PIDAvailable,
+		bpf.WorkingSet: probe.MemoryAvailable, bpf.MemAvailable: probe.MemAvailable, bpf.CgroupMemory: probe.AllocatableMemoryAvailable, bpf.PIDs: probe.PIDAvailable,
 		bpf.FreeBytes: probe.NodeFsAvailable, bpf.FreeInodes: probe.NodeFsInodesFree,
 	}
 	for i, w := range ws {
