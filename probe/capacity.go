@@ -13,45 +13,26 @@ import (
 	"strings"
 
 	"github.com/nodeprobe/nodeprobe/probe/hotfile"
-
-	"github.com/prometheus/procfs"
 )
 
-// readCPUs counts the CPUs that are online (/sys/devices/system/cpu/online). The kubelet
-// skips a CPU without topology files, which some ARM kernels lack; this does not.
-func readCPUs(procfsRoot, sysfsRoot string, at func(path string)) (int64, error) {
-	online := filepath.Join(sysfsRoot, "devices/system/cpu/online")
+// readCPUs counts the CPUs that are online, whichever of them this process may use. The
+// kubelet skips a CPU without topology files, which some ARM kernels lack; this does not.
+func readCPUs(sysfs string, at func(path string)) (int64, error) {
+	online := filepath.Join(sysfs, "devices/system/cpu/online")
 	at(online)
 	b, err := os.ReadFile(online)
-	if err == nil {
-		line, _, whole := hotfile.NextLine(b)
-		n, err := countList(string(line))
-		if err == nil && !whole {
-			err = hotfile.ErrCut
-		}
-		if err != nil {
-			return 0, readError(online, hotfile.LineError(line, err))
-		}
-		return n, nil
-	}
-	if !errors.Is(err, fs.ErrNotExist) {
+	if err != nil {
 		return 0, err
 	}
-	// Without hot-plug support in the kernel the file may be missing.
-	cpuinfo := filepath.Join(procfsRoot, "cpuinfo")
-	at(cpuinfo)
-	proc, err := procfs.NewFS(procfsRoot)
+	line, _, whole := hotfile.NextLine(b)
+	n, err := countList(string(line))
+	if err == nil && !whole {
+		err = hotfile.ErrCut
+	}
 	if err != nil {
-		return 0, readError(cpuinfo, err)
+		return 0, readError(online, hotfile.LineError(line, err))
 	}
-	info, err := proc.CPUInfo()
-	if err != nil {
-		return 0, readError(cpuinfo, err)
-	}
-	if len(info) == 0 {
-		return 0, readError(cpuinfo, errors.New("no processor"))
-	}
-	return int64(len(info)), nil
+	return n, nil
 }
 
 var errList = errors.New(`not a list such as "0-3,8"`)

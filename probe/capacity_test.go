@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -37,7 +39,6 @@ func TestCountList(t *testing.T) {
 
 func TestReadCPUs(t *testing.T) {
 	const online = "sys/devices/system/cpu/online"
-	cpuinfo := machine{"proc/cpuinfo": cpuinfoText}
 	for _, test := range []struct {
 		name string
 		machine
@@ -45,11 +46,8 @@ func TestReadCPUs(t *testing.T) {
 		says string
 	}{
 		{name: "online", machine: machine{online: "0-3,6\n"}, want: 5},
-		{name: "online before cpuinfo", machine: cpuinfo.with(machine{online: "0\n"}), want: 1},
-		{name: "no hot-plug", machine: cpuinfo, want: 2},
-		{name: "nothing", says: "cpuinfo"},
-		{name: "no processor in it", machine: machine{"proc/cpuinfo": ""}, says: "cpuinfo"},
-		{name: "empty", machine: cpuinfo.with(machine{online: ""}), says: online},
+		{name: "nothing", says: online},
+		{name: "empty", machine: machine{online: ""}, says: online},
 		{name: "cut", machine: machine{online: "0-1"}, says: `line "0-1"`},
 		{name: "garbage", machine: machine{online: "none\n"}, says: `line "none"`},
 		{name: "4 MiB", machine: machine{online: strings.Repeat("9", 4<<20) + "\n"}, says: `line "999`},
@@ -57,7 +55,7 @@ func TestReadCPUs(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			n := test.machine.boot(t)
-			got, err := readCPUs(n.Path("proc"), n.Path("sys"), func(string) {})
+			got, err := readCPUs(n.Path("sys"), func(string) {})
 			if test.says == "" {
 				if got != test.want || err != nil {
 					t.Errorf("%d, %v; want %d", got, err, test.want)
@@ -66,6 +64,37 @@ func TestReadCPUs(t *testing.T) {
 				t.Errorf("%d, %.300v; want an error that says %s", got, err, test.says)
 			}
 		})
+	}
+}
+
+// A process that may use one CPU only, as one with taskset or a cpuset, sees the node's.
+func TestCPUsAreNotAffinity(t *testing.T) {
+	const inside = "NODEPROBE_AFFINITY"
+	if os.Getenv(inside) != "" {
+		s, err := New(realConfig())
+		probetest.Must(t, err)
+		defer s.Close()
+		report(t, [2]int64{s.Sample().Capacity.CPUs, int64(runtime.NumCPU())})
+		return
+	}
+	online, err := readCPUs("/sys", func(string) {})
+	probetest.Must(t, err)
+	if online < 2 {
+		t.Skip("needs two CPUs")
+	}
+	if _, err := exec.LookPath("taskset"); err != nil {
+		probetest.Lacking(t, "%v", err)
+	}
+	exe, err := os.Executable()
+	probetest.Must(t, err)
+	cmd := exec.CommandContext(t.Context(), "taskset", "--cpu-list", "0", exe, "-test.run=^"+t.Name()+"$")
+	cmd.Env = append(os.Environ(), inside+"=1")
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if want := fmt.Sprintf("[%d,1]\n", online); !strings.HasPrefix(string(out), want) {
+		t.Errorf("CPUs of the node, and of the process: %s, want %s", out, want)
 	}
 }
 

@@ -74,7 +74,7 @@ func newFactReader(procfs, sysfs, rootfs string, wait waits) *factReader {
 		return discovery{store: func(s *Snapshot) { s.Machine.NoCPUQuota = no }}
 	})
 	r.add(SourceCPUs, func(at func(string)) discovery {
-		cpus, err := readCPUs(procfs, sysfs, at)
+		cpus, err := readCPUs(sysfs, at)
 		if err != nil {
 			return discovery{err: err}
 		}

@@ -82,10 +82,6 @@ var rareFiles = []rareFile{
 	},
 	{file: "sys/devices/system/cpu/online", source: SourceCPUs, lose: func(s *Snapshot) { s.Capacity.CPUs = 0 }},
 	{
-		file: "proc/cpuinfo", others: machine{"sys/devices/system/cpu/online": "-"}, source: SourceCPUs,
-		lose: func(s *Snapshot) { s.Capacity.CPUs = 0 },
-	},
-	{
 		file: hugepages + "hugepages-2048kB/nr_hugepages", source: SourceHugePages,
 		lose: func(s *Snapshot) { s.Capacity.HugePages, s.Capacity.NumHugePages = [MaxHugePageSizes]HugePages{}, 0 },
 	},
