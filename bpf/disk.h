@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * What is free on a filesystem: the counters that statfs sums up, without what the
- * CPUs have not added to them yet.
+ * What is free on a filesystem: the counters that statfs sums up.
  *
  * Nothing here keeps the filesystem mounted. Its structures may be freed at any
  * time, and reading freed memory gives an error or garbage, never a fault, as it
@@ -12,6 +11,7 @@
 #define NODEPROBE_DISK_H
 
 #include "decide.h"
+#include "percpu.h"
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 
@@ -54,13 +54,21 @@ static __always_inline u64 field(const void *structure, enum field which)
 	return v;
 }
 
+/* A counter, and what the CPUs have not added to it yet if that can be known. */
+static __always_inline s64 counted(const struct watch *w, enum field which)
+{
+	s64 count = field(w->fs, which);
+
+	return levels.cpus ? count + (s64)sum_of_parts(field(w->fs, which + 1), levels.cpus) : count;
+}
+
 static __always_inline s64 ext4_free(const struct watch *w, u32 figure)
 {
 	s64 clusters;
 
 	if (figure == FIGURE_FREE_INODES)
-		return not_negative(field(w->fs, EXT4_INODES));
-	clusters = field(w->fs, EXT4_FREE) - field(w->fs, EXT4_DIRTY);
+		return not_negative(counted(w, EXT4_INODES));
+	clusters = counted(w, EXT4_FREE) - counted(w, EXT4_DIRTY);
 	return not_negative(clusters) << (w->shift & 63);
 }
 
@@ -75,17 +83,17 @@ static __always_inline bool ext4_gave_up(const struct watch *w)
 /* Every free block can become inodes, up to a maximum. */
 static __always_inline s64 xfs_free(const struct watch *w, u32 figure)
 {
-	s64 blocks = field(w->fs, XFS_FREE) - (u32)field(w->fs, XFS_SET_ASIDE) - field(w->fs, XFS_BTREES);
+	s64 blocks = counted(w, XFS_FREE) - (u32)field(w->fs, XFS_SET_ASIDE) - field(w->fs, XFS_BTREES);
 	s64 free = not_negative(blocks) << (w->shift & 63);
 	s64 inodes, most;
 
 	if (figure == FIGURE_FREE_BYTES)
 		return free;
-	inodes = field(w->fs, XFS_INODES);
+	inodes = counted(w, XFS_INODES);
 	most = field(w->fs, XFS_MAX_INODES);
 	if (!most || most > inodes + free)
 		most = inodes + free;
-	return not_negative(most - inodes + (s64)field(w->fs, XFS_FREE_INODES));
+	return not_negative(most - inodes + counted(w, XFS_FREE_INODES));
 }
 
 static __always_inline bool xfs_gave_up(const struct watch *w)

@@ -39,8 +39,12 @@ func filesystems() iter.Seq[Filesystem] {
 func (l *Level) IsHint() bool { return l.Filesystem == Btrfs }
 
 // Lag returns how far Value, which is the figure f of a filesystem, may be from what
-// statfs(2) tells: by what each of the CPUs has not added to the kernel's counters yet.
+// statfs(2) tells: by what each of the CPUs has not added to the kernel's counters yet, if
+// the kernel does not sum that up (Linux 5.19, up to 512 CPUs).
 func (l *Level) Lag(f Figure, cpus int64) int64 {
+	if l.summed {
+		return 0
+	}
 	batch := max(32, 2*cpus) // of a counter that sets none
 	var counts int64
 	switch {

@@ -33,5 +33,9 @@ func TestLag(t *testing.T) {
 		if got := l.Lag(test.figure, test.cpus); got != test.want {
 			t.Errorf("%v %v, blocks of 2^%d, %d CPUs: %d, want %d", test.of, test.figure, test.shift, test.cpus, got, test.want)
 		}
+		l.summed = true
+		if got := l.Lag(test.figure, test.cpus); got != 0 {
+			t.Errorf("%v %v, %d CPUs: %d although it is summed", test.of, test.figure, test.cpus, got)
+		}
 	}
 }

@@ -34,6 +34,7 @@ typedef _Bool bool;
 /* From the UAPI, whose numbers never change. */
 enum {
 	BPF_MAP_TYPE_ARRAY = 2,
+	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
 	BPF_MAP_TYPE_LRU_HASH = 9,
 	BPF_MAP_TYPE_RINGBUF = 27,
 };
@@ -151,6 +152,12 @@ struct mem_cgroup___inside {
 	struct memcg_vmstats vmstats;
 };
 
+/* What percpu.h uses. */
+
+struct bpf_array {
+	void *pptrs[1];
+};
+
 /* What disk.h uses. */
 
 struct file_system_type {
@@ -193,6 +200,10 @@ struct request {
 #pragma clang attribute pop
 
 /* The values differ between kernels; bpf_core_enum_value looks them up. */
+enum bpf_func_id {
+	BPF_FUNC_map_lookup_percpu_elem = 195,
+};
+
 enum cgroup_subsys_id {
 	memory_cgrp_id,
 };

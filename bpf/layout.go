@@ -35,18 +35,24 @@ type kernelField struct {
 func fields() []kernelField {
 	return []kernelField{
 		{"EXT4_FREE", Ext4, 8, "ext4_sb_info.s_freeclusters_counter.count"},
+		{"EXT4_FREE_PARTS", Ext4, 8, "ext4_sb_info.s_freeclusters_counter.counters -"},
 		{"EXT4_DIRTY", Ext4, 8, "ext4_sb_info.s_dirtyclusters_counter.count"},
+		{"EXT4_DIRTY_PARTS", Ext4, 8, "ext4_sb_info.s_dirtyclusters_counter.counters -"},
 		{"EXT4_INODES", Ext4, 8, "ext4_sb_info.s_freeinodes_counter.count"},
+		{"EXT4_INODES_PARTS", Ext4, 8, "ext4_sb_info.s_freeinodes_counter.counters -"},
 		{"EXT4_CLUSTER_BITS", Ext4, 4, "ext4_sb_info.s_cluster_bits"},
 		{"EXT4_FLAGS", Ext4, 8, "ext4_sb_info.s_ext4_flags"},
 		{"EXT4_JOURNAL", Ext4, 8, "ext4_sb_info.s_journal"},
 		{"EXT4_JOURNAL_FLAGS", Ext4, 8, "journal_s.j_flags"},
 		{"EXT4_SUPER", Ext4, 8, "ext4_sb_info.s_sb -"},
 		{"XFS_FREE", XFS, 8, "xfs_mount.m_free.count.count xfs_mount.m_fdblocks.count"}, // 6.15, before
+		{"XFS_FREE_PARTS", XFS, 8, "xfs_mount.m_free.count.counters xfs_mount.m_fdblocks.counters -"},
 		{"XFS_SET_ASIDE", XFS, 4, "xfs_mount.m_alloc_set_aside"},
 		{"XFS_BTREES", XFS, 8, "xfs_mount.m_allocbt_blks.counter -"}, // 5.13
 		{"XFS_INODES", XFS, 8, "xfs_mount.m_icount.count"},
+		{"XFS_INODES_PARTS", XFS, 8, "xfs_mount.m_icount.counters -"},
 		{"XFS_FREE_INODES", XFS, 8, "xfs_mount.m_ifree.count"},
+		{"XFS_FREE_INODES_PARTS", XFS, 8, "xfs_mount.m_ifree.counters -"},
 		{"XFS_MAX_INODES", XFS, 8, "xfs_mount.m_ino_geo.maxicount"},
 		{"XFS_BLOCK_INODES", XFS, 1, "xfs_mount.m_sb.sb_inopblog"},
 		{"XFS_STATE", XFS, 8, "xfs_mount.m_opstate -"}, // 5.15

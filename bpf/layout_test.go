@@ -4,6 +4,7 @@ package bpf
 
 import (
 	"cmp"
+	"iter"
 	"maps"
 	"os"
 	"regexp"
@@ -37,28 +38,52 @@ func found(types *btf.Spec) map[string]place {
 
 // structures returns types that have nothing but members at these places.
 func structures(places map[string]place) []btf.Type {
-	byName := make(map[string]*btf.Struct)
-	for _, path := range slices.Sorted(maps.Keys(places)) {
-		steps, at := strings.Split(path, "."), places[path]
-		var typ btf.Type = &btf.Int{Name: "field", Size: at.size}
-		for _, name := range slices.Backward(steps[2:]) {
-			typ = &btf.Struct{Name: "", Size: at.size, Members: []btf.Member{{Name: name, Type: typ}}}
-		}
-		s := byName[steps[0]]
-		if s == nil {
-			s = &btf.Struct{Name: steps[0]}
-			byName[steps[0]] = s
-		}
-		s.Size = max(s.Size, at.offset+at.size)
-		s.Members = append(s.Members, btf.Member{Name: steps[1], Type: typ, Offset: btf.Bits(at.offset) * 8})
-	}
 	var types []btf.Type
-	for _, name := range slices.Sorted(maps.Keys(byName)) {
-		s := byName[name]
-		slices.SortFunc(s.Members, func(a, b btf.Member) int { return cmp.Compare(a.Offset, b.Offset) })
-		types = append(types, s)
+	for name, inside := range grouped(places) {
+		types = append(types, &btf.Struct{Name: name, Size: end(inside), Members: members(inside, 0)})
 	}
 	return types
+}
+
+// grouped returns the places by the first step of their paths, in order.
+func grouped(places map[string]place) iter.Seq2[string, map[string]place] {
+	groups := make(map[string]map[string]place)
+	for path, at := range places {
+		first, rest, _ := strings.Cut(path, ".")
+		if groups[first] == nil {
+			groups[first] = make(map[string]place)
+		}
+		groups[first][rest] = at
+	}
+	return func(yield func(string, map[string]place) bool) {
+		for _, name := range slices.Sorted(maps.Keys(groups)) {
+			if !yield(name, groups[name]) {
+				return
+			}
+		}
+	}
+}
+
+// members returns the members of a type that begins at from, in the order of their places.
+func members(places map[string]place, from uint32) (ms []btf.Member) {
+	for name, inside := range grouped(places) {
+		at, isField := inside[""]
+		var typ btf.Type = &btf.Int{Name: "field", Size: at.size}
+		if !isField {
+			at = slices.MinFunc(slices.Collect(maps.Values(inside)), func(a, b place) int { return cmp.Compare(a.offset, b.offset) })
+			typ = &btf.Struct{Size: end(inside) - at.offset, Members: members(inside, at.offset)}
+		}
+		ms = append(ms, btf.Member{Name: name, Type: typ, Offset: btf.Bits(at.offset-from) * 8})
+	}
+	slices.SortFunc(ms, func(a, b btf.Member) int { return cmp.Compare(a.Offset, b.Offset) })
+	return ms
+}
+
+func end(places map[string]place) (end uint32) {
+	for _, at := range places {
+		end = max(end, at.offset+at.size)
+	}
+	return end
 }
 
 func specOf(t *testing.T, types ...btf.Type) *btf.Spec {
@@ -92,10 +117,10 @@ var xfsKernels = map[string]struct {
 	only []string       // what others lack
 	want map[string]int // field, and which of only it is found at; -1 is nowhere
 }{
-	"5.10": {[]string{"xfs_mount.m_fdblocks.count", "xfs_mount.m_flags"}, map[string]int{"XFS_FREE": 0, "XFS_FLAGS": 1, "XFS_STATE": -1, "XFS_BTREES": -1}},
-	"5.13": {[]string{"xfs_mount.m_fdblocks.count", "xfs_mount.m_flags", "xfs_mount.m_allocbt_blks.counter"}, map[string]int{"XFS_FREE": 0, "XFS_FLAGS": 1, "XFS_STATE": -1, "XFS_BTREES": 2}},
-	"6.12": {[]string{"xfs_mount.m_fdblocks.count", "xfs_mount.m_opstate", "xfs_mount.m_allocbt_blks.counter"}, map[string]int{"XFS_FREE": 0, "XFS_FLAGS": -1, "XFS_STATE": 1, "XFS_BTREES": 2}},
-	"6.18": {[]string{"xfs_mount.m_free.count.count", "xfs_mount.m_opstate", "xfs_mount.m_allocbt_blks.counter"}, map[string]int{"XFS_FREE": 0, "XFS_FLAGS": -1, "XFS_STATE": 1, "XFS_BTREES": 2}},
+	"5.10": {[]string{"xfs_mount.m_fdblocks.count", "xfs_mount.m_flags"}, map[string]int{"XFS_FREE": 0, "XFS_FREE_PARTS": -1, "XFS_FLAGS": 1, "XFS_STATE": -1, "XFS_BTREES": -1}},
+	"5.13": {[]string{"xfs_mount.m_fdblocks.count", "xfs_mount.m_flags", "xfs_mount.m_allocbt_blks.counter", "xfs_mount.m_fdblocks.counters"}, map[string]int{"XFS_FREE": 0, "XFS_FREE_PARTS": 3, "XFS_FLAGS": 1, "XFS_STATE": -1, "XFS_BTREES": 2}},
+	"6.12": {[]string{"xfs_mount.m_fdblocks.count", "xfs_mount.m_opstate", "xfs_mount.m_allocbt_blks.counter", "xfs_mount.m_fdblocks.counters"}, map[string]int{"XFS_FREE": 0, "XFS_FREE_PARTS": 3, "XFS_FLAGS": -1, "XFS_STATE": 1, "XFS_BTREES": 2}},
+	"6.18": {[]string{"xfs_mount.m_free.count.count", "xfs_mount.m_opstate", "xfs_mount.m_allocbt_blks.counter", "xfs_mount.m_free.count.counters"}, map[string]int{"XFS_FREE": 0, "XFS_FREE_PARTS": 3, "XFS_FLAGS": -1, "XFS_STATE": 1, "XFS_BTREES": 2}},
 }
 
 func TestLayoutsOfXFS(t *testing.T) {

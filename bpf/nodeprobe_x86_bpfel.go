@@ -79,6 +79,7 @@ type nodeprobeWant struct {
 type nodeprobeWatchConfig struct {
 	_        structs.HostLayout
 	PageSize uint64
+	Cpus     uint64
 	Known    uint64
 	Fields   [32]uint32
 	Watch    [16]nodeprobeWant
@@ -92,6 +93,7 @@ type nodeprobeWatchLevels struct {
 	PeriodNs     uint64
 	WorkingSet   int64
 	MemAvailable int64
+	Cpus         uint64
 	Watch        [16]nodeprobeLevel
 }
 
@@ -100,6 +102,7 @@ type nodeprobeWatchLevels struct {
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	nodeprobeMapEvents                      = "events"
+	nodeprobeMapPerCpu                      = "per_cpu"
 	nodeprobeMapReclaims                    = "reclaims"
 	nodeprobeMapTickers                     = "tickers"
 	nodeprobeProgBlockRqComplete            = "block_rq_complete"
@@ -114,6 +117,7 @@ const (
 	nodeprobeProgTaskNewtask                = "task_newtask"
 	nodeprobeVarConfig                      = "config"
 	nodeprobeVarCounters                    = "counters"
+	nodeprobeVarCpuOffsets                  = "cpu_offsets"
 	nodeprobeVarEdgeType                    = "edge_type"
 	nodeprobeVarEventType                   = "event_type"
 	nodeprobeVarInitialPidNs                = "initial_pid_ns"
@@ -190,6 +194,7 @@ type nodeprobeProgramSpecs struct {
 // It can be passed ebpf.CollectionSpec.Assign.
 type nodeprobeMapSpecs struct {
 	Events   *ebpf.MapSpec `ebpf:"events"`
+	PerCpu   *ebpf.MapSpec `ebpf:"per_cpu"`
 	Reclaims *ebpf.MapSpec `ebpf:"reclaims"`
 	Tickers  *ebpf.MapSpec `ebpf:"tickers"`
 }
@@ -200,6 +205,7 @@ type nodeprobeMapSpecs struct {
 type nodeprobeVariableSpecs struct {
 	Config       *ebpf.VariableSpec `ebpf:"config"`
 	Counters     *ebpf.VariableSpec `ebpf:"counters"`
+	CpuOffsets   *ebpf.VariableSpec `ebpf:"cpu_offsets"`
 	EdgeType     *ebpf.VariableSpec `ebpf:"edge_type"`
 	EventType    *ebpf.VariableSpec `ebpf:"event_type"`
 	InitialPidNs *ebpf.VariableSpec `ebpf:"initial_pid_ns"`
@@ -238,6 +244,7 @@ func (o *nodeprobeObjects) Close() error {
 // It can be passed to loadNodeprobeObjects or ebpf.CollectionSpec.LoadAndAssign.
 type nodeprobeMaps struct {
 	Events   *ebpf.Map `ebpf:"events"`
+	PerCpu   *ebpf.Map `ebpf:"per_cpu"`
 	Reclaims *ebpf.Map `ebpf:"reclaims"`
 	Tickers  *ebpf.Map `ebpf:"tickers"`
 }
@@ -245,6 +252,7 @@ type nodeprobeMaps struct {
 func (m *nodeprobeMaps) Close() error {
 	return _NodeprobeClose(
 		m.Events,
+		m.PerCpu,
 		m.Reclaims,
 		m.Tickers,
 	)
@@ -256,6 +264,7 @@ func (m *nodeprobeMaps) Close() error {
 type nodeprobeVariables struct {
 	Config       *ebpf.Variable `ebpf:"config"`
 	Counters     *ebpf.Variable `ebpf:"counters"`
+	CpuOffsets   *ebpf.Variable `ebpf:"cpu_offsets"`
 	EdgeType     *ebpf.Variable `ebpf:"edge_type"`
 	EventType    *ebpf.Variable `ebpf:"event_type"`
 	InitialPidNs *ebpf.Variable `ebpf:"initial_pid_ns"`

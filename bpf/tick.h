@@ -319,6 +319,8 @@ int pressure(struct pressure_args *args)
 
 	if (!(left_out & PART_PIDS) && !initial_pid_ns)
 		initial_pid_ns = BPF_CORE_READ(task, thread_pid, numbers[0].ns);
+	if (!(left_out & PART_FILESYSTEMS) && !levels.cpus)
+		levels.cpus = find_cpus(config.cpus);
 	/* Each time: memory can be hot-plugged. */
 	if (!(left_out & PART_MEMORY))
 		find_memory();

@@ -35,13 +35,16 @@ type timer struct {
 }
 
 // hasTimers reports whether a kernel has bpf_timer.
-func hasTimers(types *btf.Spec) bool {
+func hasTimers(types *btf.Spec) bool { return hasHelper(types, "BPF_FUNC_timer_init") }
+
+// hasHelper reports whether programs can call a function of the kernel.
+func hasHelper(types *btf.Spec, name string) bool {
 	var helpers *btf.Enum
 	if err := types.TypeByName("bpf_func_id", &helpers); err != nil {
 		return false
 	}
 	for _, helper := range helpers.Values {
-		if helper.Name == "BPF_FUNC_timer_init" {
+		if helper.Name == name {
 			return true
 		}
 	}
@@ -69,7 +72,7 @@ func (t *timer) share(coll *ebpf.Collection) {
 
 // configure sets what the kernel watches from the next arm on.
 func (t *timer) configure(ws []Watch) error {
-	config := nodeprobeWatchConfig{PageSize: uint64(os.Getpagesize()), Known: t.layout.known, Fields: t.layout.offsets}
+	config := nodeprobeWatchConfig{PageSize: uint64(os.Getpagesize()), Cpus: uint64(possibleCPUs()), Known: t.layout.known, Fields: t.layout.offsets}
 	for i := range ws {
 		config.Watch[i] = ws[i].want()
 	}
@@ -261,6 +264,7 @@ func (k *kernel) readLevels(l *Levels) {
 			Stale:      Edges(w.Stale),
 			Filesystem: Filesystem(w.Kind),
 			shift:      w.Shift,
+			summed:     read.Cpus > 0,
 		}
 		if total := k.timer.totals[i]; total > 0 {
 			l.Watches[i].Value = total - int64(k.readTotals().Tasks)

@@ -16,8 +16,8 @@ type Figure uint8
 
 // The figures. The kernel's counters lag by what each CPU has not added yet: up to 125
 // pages of memory, as in /proc, and 32 blocks or inodes, or twice as many as there are
-// CPUs, which statfs(2) adds up. So on a machine of 128 CPUs FreeBytes of ext4 may be off
-// by 256 MiB.
+// CPUs, which statfs(2) adds up, and so does the kernel's watch since Linux 5.19 on up to
+// 512 CPUs. Without that FreeBytes of ext4 may be off by 256 MiB on a machine of 128 CPUs.
 const (
 	// PIDs is Watch.Total less the PIDs allocated in the initial PID namespace,
 	// zombies included. The fork that crosses the threshold reports it.
@@ -251,6 +251,7 @@ type Level struct {
 	// Filesystem is its kind, 0 for figures that are about none.
 	Filesystem Filesystem
 	shift      uint32 // how much of the figure a block or cluster is: 2 to the power of it
+	summed     bool   // with what the CPUs have not added to the kernel's counters yet
 }
 
 // Levels is what the kernel measured, for each Watch and as a whole.

@@ -55,22 +55,28 @@ enum filesystem {
  * The fields that are read in the structures of filesystems. User space looks them
  * up, and not the loader: that could only do so once, and these structures are in
  * modules that may be loaded later. Programs cannot be, as the daemon has given up
- * the capability by then.
+ * the capability by then. A counter is followed by where its parts are, see percpu.h.
  */
 enum field {
 	EXT4_FREE,
+	EXT4_FREE_PARTS,
 	EXT4_DIRTY,
+	EXT4_DIRTY_PARTS,
 	EXT4_INODES,
+	EXT4_INODES_PARTS,
 	EXT4_CLUSTER_BITS,
 	EXT4_FLAGS,
 	EXT4_JOURNAL,
 	EXT4_JOURNAL_FLAGS,
 	EXT4_SUPER,
 	XFS_FREE,
+	XFS_FREE_PARTS,
 	XFS_SET_ASIDE,
 	XFS_BTREES,
 	XFS_INODES,
+	XFS_INODES_PARTS,
 	XFS_FREE_INODES,
+	XFS_FREE_INODES_PARTS,
 	XFS_MAX_INODES,
 	XFS_BLOCK_INODES,
 	XFS_STATE,
@@ -102,6 +108,7 @@ struct want {
  */
 struct watch_config {
 	u64 page_size;
+	u64 cpus; /* possible ones */
 	u64 known; /* filesystems whose fields are, one bit each */
 	u32 fields[32]; /* enum field; offsets in bytes, or NO_FIELD */
 	struct want watch[MAX_WATCHES];
@@ -133,6 +140,7 @@ struct watch_levels {
 	u64 period_ns;
 	s64 working_set;   /* bytes */
 	s64 mem_available; /* bytes */
+	u64 cpus; /* whose parts of counters are summed; 0 if they cannot be */
 	struct level watch[MAX_WATCHES];
 };
 

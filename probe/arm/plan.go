@@ -139,9 +139,9 @@ func (p *plan) reset(estimates []pressure.Estimate) {
 // That matters once a condition that the limit decides is over: until then a sample is due
 // at the end of its transition period, or hold.
 //
-// It also finds the limits that are so near that only a sample tells: statfs(2) adds up
-// what the CPUs hold back. A BPF program would need to know where their parts are, which
-// is not in the kernel's types; and the event still comes, only not at that very moment.
+// It also finds the limits that are so near that only a sample tells, where the kernel does
+// not sum up what the CPUs hold back (before Linux 5.19): the event still comes, only not
+// at that very moment.
 func (p *plan) compare(in *input) (again time.Duration) {
 	now, ahead := in.snapshot.Time, false
 	for i := range p.limits {
