@@ -5,6 +5,7 @@ package bpf
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"time"
 
@@ -152,9 +153,29 @@ func (k *kernel) attach(l *loader, progs []program) (err error) {
 	}
 	if progs[0].signal == Tasks {
 		k.timer.share(coll)
+		k.countTasks()
 	}
 	l.keep(coll)
 	return nil
+}
+
+// countTasks creates a thread: the programs know how many tasks there are from the first
+// one on that is created, and a node may be idle. A new thread takes a goroutine more
+// than there are idle ones, as each stays on its own.
+func (k *kernel) countTasks() {
+	const most = 1000
+	done := make(chan struct{})
+	defer close(done)
+	for n := 0; k.readTotals().Tasks == 0 && n < most; n++ {
+		started := make(chan struct{})
+		go func() {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			close(started)
+			<-done
+		}()
+		<-started
+	}
 }
 
 func (k *kernel) counters() Counters {

@@ -130,7 +130,6 @@ func withoutTimer(s *Sensor) {
 func TestPIDsNeedNoTimer(t *testing.T) {
 	s := open(t, Tasks, Pressure)
 	withoutTimer(s)
-	threads(1)() // so that the number of tasks is known
 	on, off := crossings(t, s, Watch{Figure: PIDs, Total: 1 << 22}, 200, func() func() { return threads(400) })
 	t.Logf("down by %d too many, up by %d", on.Limit-on.Value, off.Value-off.Limit)
 	if v := levels(s).Watches[0].Value; v <= 0 || v >= 1<<22 {

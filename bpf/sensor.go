@@ -132,8 +132,8 @@ func (s *Sensor) Hooks() []Hook { return s.hooks }
 // Counters returns the present counters. It makes no system call and allocates nothing.
 // After Close they no longer change.
 //
-// The signal Tasks is missing from Has until the first task is created, as
-// Counters.Tasks is not known before.
+// The signal Tasks is missing from Has until a task is created, as Counters.Tasks is not
+// known before: Open creates a thread for that.
 func (s *Sensor) Counters() Counters {
 	c := s.kernel.counters()
 	c.Has = s.has
