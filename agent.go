@@ -147,7 +147,7 @@ func (a *Agent) build() (err error) {
 	}
 	a.mode = m
 	a.victims = usage.NewVictims(usage.VictimsConfig{
-		Sysfs: cfg.Sysfs, Rootfs: cfg.Rootfs, Hooked: attached(a.hooks, bpf.OOM),
+		Procfs: cfg.Procfs, Sysfs: cfg.Sysfs, Rootfs: cfg.Rootfs, Hooked: attached(a.hooks, bpf.OOM),
 		Record: a.mode.record, Logger: log,
 	})
 	a.mounts = &mounts.Reporter{Record: a.mode.record, Log: log}

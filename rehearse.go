@@ -91,7 +91,8 @@ func (r *rehearser) makeDouble() (err error) {
 	}
 	d.judge = judge.New(policy(cfg), d.limits, r.log, reg)
 	d.victims = usage.NewVictims(usage.VictimsConfig{
-		Sysfs: cfg.Sysfs, Rootfs: cfg.Rootfs, Hooked: attached(r.agent.hooks, bpf.OOM), Record: record, Logger: r.log,
+		Procfs: cfg.Procfs, Sysfs: cfg.Sysfs, Rootfs: cfg.Rootfs, Hooked: attached(r.agent.hooks, bpf.OOM),
+		Record: record, Logger: r.log,
 	})
 	r.double = d
 	return nil

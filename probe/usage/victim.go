@@ -22,9 +22,9 @@ type victim struct {
 }
 
 // identify looks up the victim's cgroup, and its pod and container if it has any.
-func identify(cgroupfs string, names func(cgroup.Container) cgroup.PodName, e *bpf.Event) victim {
+func identify(cgroups *cgroup.Finder, names func(cgroup.Container) cgroup.PodName, e *bpf.Event) victim {
 	v := victim{Event: e, process: printable.Text(e.Name())}
-	path, err := cgroup.Path(cgroupfs, e.CgroupID)
+	path, err := cgroups.Path(e.CgroupID, int(e.PID))
 	if err != nil {
 		return v
 	}

@@ -22,8 +22,9 @@ const grace = time.Second
 
 // VictimsConfig is the configuration of Victims. All fields but Hooked are required.
 type VictimsConfig struct {
-	// Sysfs is where the node's /sys is mounted, Rootfs where its / is.
-	Sysfs, Rootfs string
+	// Procfs and Sysfs are where the node's /proc and /sys are mounted, Rootfs is where
+	// its / is.
+	Procfs, Sysfs, Rootfs string
 	// Hooked reports whether the kernel sends events of OOM kills (bpf.OOM is attached).
 	// Without them, kills are reported by their number alone, and at once.
 	Hooked bool
@@ -37,10 +38,11 @@ type VictimsConfig struct {
 // (Linux 4.13) shows how many there were, and so whether events were lost, or cannot
 // come because a hook is missing.
 //
-// Killed and Counted may be called by different goroutines.
+// Killed and Counted may be called by different goroutines, one each.
 type Victims struct {
-	cfg   VictimsConfig
-	names func(cgroup.Container) cgroup.PodName
+	cfg     VictimsConfig
+	cgroups cgroup.Finder // owned by Killed
+	names   func(cgroup.Container) cgroup.PodName
 
 	mu       sync.Mutex // guards the rest
 	counted  bool       // whether there was a count yet
@@ -51,7 +53,11 @@ type Victims struct {
 
 // NewVictims returns Victims that have seen no kill yet. It reads nothing.
 func NewVictims(cfg VictimsConfig) *Victims {
-	return &Victims{cfg: cfg, names: boundedNames(func(c cgroup.Container) cgroup.PodName { return c.Name(cfg.Rootfs) })}
+	return &Victims{
+		cfg:     cfg,
+		cgroups: cgroup.Finder{Procfs: cfg.Procfs, Cgroupfs: filepath.Join(cfg.Sysfs, "fs", "cgroup")},
+		names:   boundedNames(func(c cgroup.Container) cgroup.PodName { return c.Name(cfg.Rootfs) }),
+	}
 }
 
 // Killed reports the victim of an event of kind [bpf.OOMKill]. It reads the victim's
@@ -60,7 +66,7 @@ func (v *Victims) Killed(e *bpf.Event) {
 	v.mu.Lock()
 	v.reported++
 	v.mu.Unlock()
-	who := identify(filepath.Join(v.cfg.Sysfs, "fs", "cgroup"), v.names, e)
+	who := identify(&v.cgroups, v.names, e)
 	v.cfg.Logger.Info("process killed for lack of memory", who.attrs()...)
 	reason, message := who.event()
 	v.cfg.Record(warning, reason, message)

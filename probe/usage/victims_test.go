@@ -115,7 +115,7 @@ func TestVictim(t *testing.T) {
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			v := identify("/sys/fs/cgroup", names, test.event)
+			v := identify(&cgroup.Finder{Procfs: "/proc", Cgroupfs: "/sys/fs/cgroup"}, names, test.event)
 			want := append([]any{"pid", uint32(7), "name", printable.Text(test.event.Name()), "scope", test.scope}, test.attrs...)
 			if got := v.attrs(); !slices.Equal(got, want) {
 				t.Errorf("got %v, want %v", got, want)
@@ -182,7 +182,7 @@ func TestVictims(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			var got []string
 			v := NewVictims(VictimsConfig{
-				Sysfs: "/sys", Rootfs: t.TempDir(), Hooked: test.hooked, Logger: slog.New(slog.DiscardHandler),
+				Procfs: "/proc", Sysfs: "/sys", Rootfs: t.TempDir(), Hooked: test.hooked, Logger: slog.New(slog.DiscardHandler),
 				Record: func(kind, _, message string) {
 					if kind != "Warning" {
 						t.Errorf("type %q", kind)
