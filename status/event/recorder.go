@@ -100,8 +100,12 @@ func (r *Recorder) Record(kind, reason, message string) {
 	}
 }
 
-// Run posts what is recorded until ctx ends, and returns the cause of that. What
-// still waits then is lost.
+// lastWord is how long after the end of Run's context a call may still take.
+const lastWord = time.Second
+
+// Run posts what is recorded until ctx ends, and returns the cause of that. A call that is
+// under way then has a second to come to an end: the API server may have the Event already,
+// and it is the last that this process says. What still waits is lost.
 func (r *Recorder) Run(ctx context.Context) error {
 	for {
 		r.cfg.Alive(0)
@@ -128,7 +132,7 @@ func (r *Recorder) deliver(ctx context.Context, o occurrence) {
 	}
 	for wait := time.Second; ; wait = min(2*wait, time.Minute) {
 		err := r.post(ctx, s)
-		if ctx.Err() != nil {
+		if err != nil && ctx.Err() != nil {
 			return
 		}
 		r.note(err)
@@ -181,8 +185,11 @@ func (r *Recorder) post(ctx context.Context, s *series) error {
 	if err != nil {
 		return fmt.Errorf("post event %s: %w", s.reason, err)
 	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
 	r.alive(0)
-	ctx, cancel := context.WithTimeout(ctx, r.cfg.Timeout)
+	ctx, cancel := outlive(ctx, r.cfg.Timeout)
 	defer cancel()
 	if s.name != "" && s.node == ref.UID {
 		err := r.cfg.API.Patch(ctx, namespace, s.name, s.patch())
@@ -202,6 +209,19 @@ func (r *Recorder) post(ctx context.Context, s *series) error {
 	}
 	s.name, s.node = event.Name, ref.UID
 	return nil
+}
+
+// outlive returns a context that ends after the timeout, or lastWord after ctx does.
+func outlive(ctx context.Context, timeout time.Duration) (context.Context, context.CancelFunc) {
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+	stop := context.AfterFunc(ctx, func() {
+		select {
+		case <-call.Done():
+		case <-time.After(lastWord):
+			cancel()
+		}
+	})
+	return call, func() { stop(); cancel() }
 }
 
 // alive reports that Run goes on, and will after a pause and one attempt of two calls.

@@ -28,15 +28,21 @@ type fakeAPI struct {
 	events map[string]*v1.Event
 	order  []string // names, as they came
 	calls  int
-	fail   error // of each call
-	lose   error // of each call that is done all the same
-	keep   error // of each patch
+	fail   error         // of each call
+	lose   error         // of each call that is done all the same
+	keep   error         // of each patch
+	takes  time.Duration // a call that creates one
 }
 
-func (f *fakeAPI) Create(_ context.Context, e *v1.Event) error {
+func (f *fakeAPI) Create(ctx context.Context, e *v1.Event) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.calls++
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(f.takes):
+	}
 	if f.fail != nil {
 		return f.fail
 	}
@@ -87,6 +93,35 @@ func (f *fakeAPI) texts() (texts []string) {
 		}
 	}
 	return texts
+}
+
+// A call that is under way when the process ends is not cut off, but does not keep it
+// either; and no other is begun.
+func TestRecorderEnds(t *testing.T) {
+	for _, test := range []struct {
+		takes, want time.Duration
+		posted      int
+	}{{100 * time.Millisecond, 100 * time.Millisecond, 1}, {10 * time.Second, time.Second, 0}} {
+		synctest.Test(t, func(t *testing.T) {
+			api := &fakeAPI{takes: test.takes}
+			r, err := New(Config{
+				Node: func(context.Context) (metav1.OwnerReference, error) { return metav1.OwnerReference{Name: "n"}, nil },
+				API:  api, Timeout: time.Minute, Component: "nodeprobe",
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			go func() { synctest.Wait(); cancel() }()
+			began := time.Now()
+			r.Record("Normal", "First", "is under way")
+			r.Record("Normal", "Second", "still waits")
+			r.Run(ctx)
+			if took := time.Since(began); took != test.want || len(api.texts()) != test.posted || api.calls != 1 {
+				t.Errorf("a call that takes %s: returned after %s, want %s; %d calls, posted %q", test.takes, took, test.want, api.calls, api.texts())
+			}
+		})
+	}
 }
 
 // recording runs a Recorder in a synctest bubble until act returns.
