@@ -120,10 +120,10 @@ func TestPathOfTask(t *testing.T) {
 		if got != path || err != nil {
 			t.Errorf("got %q, %v; want %q", got, err, path)
 		}
-		if f.walked == before {
+		if f.walked.Equal(before) {
 			without++
 		}
-			// One that is elsewhere, or gone, tells nothing, and one walk a minute is all.
+		// One that is elsewhere, or gone, tells nothing, and one walk a minute is all.
 		for range 3 {
 			before := f.walked
 			f.walked = time.Now()
