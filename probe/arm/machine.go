@@ -17,15 +17,21 @@ import (
 // lacks the same, so no sample tells; within some seconds the kernel adds it.
 func heldBack(s *probe.Snapshot, f bpf.Figure, level *bpf.Level) int64 {
 	cpus := max(1, s.Capacity.CPUs)
-	switch {
-	case f.OfFilesystem():
+	if f.OfFilesystem() {
 		return level.Lag(f, cpus)
-	case f == bpf.WorkingSet:
-		return 3 * vmstatBatch(cpus, s.Memory.Total) * cpus * int64(os.Getpagesize())
-	case f == bpf.MemAvailable:
-		return 5 * vmstatBatch(cpus, s.Memory.Total) * cpus * int64(os.Getpagesize())
-	case f == bpf.CgroupMemory: // charged ahead, 64 pages a CPU; and what it has of file cache
-		return 2 * 64 * cpus * int64(os.Getpagesize())
+	}
+	return pagesHeldBack(f, cpus, s.Memory.Total) * int64(os.Getpagesize())
+}
+
+// pagesHeldBack is heldBack for a figure of memory.
+func pagesHeldBack(f bpf.Figure, cpus, memory int64) int64 {
+	switch f {
+	case bpf.WorkingSet:
+		return 3 * vmstatBatch(cpus, memory) * cpus
+	case bpf.MemAvailable:
+		return 5 * vmstatBatch(cpus, memory) * cpus
+	case bpf.CgroupMemory: // charged ahead, 64 pages a CPU; and what it has of file cache
+		return 2 * 64 * cpus
 	}
 	return 0
 }

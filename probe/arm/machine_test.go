@@ -56,6 +56,63 @@ func TestHeldBack(t *testing.T) {
 	}
 }
 
+// How far the kernel's figure may be off on machines of 4 GiB a CPU, in KiB, by the size of
+// a page, which is that of a block too. Disks are those of kernels before 5.19, or of more
+// CPUs than are summed up: nearer to its limit than that a disk is sampled, at least each
+// second. Of memory no sample tells more.
+func TestHeldBackOfMachines(t *testing.T) {
+	for _, test := range []struct {
+		cpus, page                                      int64
+		ext4, xfs, workingSet, memAvailable, podsMemory int64
+	}{
+		{2, 4, 512, 8_192, 768, 1_280, 1_024},
+		{2, 16, 2_048, 32_768, 3_072, 5_120, 4_096},
+		{2, 64, 8_192, 131_072, 12_288, 20_480, 16_384},
+		{16, 4, 4_096, 65_536, 21_120, 35_200, 8_192},
+		{16, 16, 16_384, 262_144, 84_480, 140_800, 32_768},
+		{16, 64, 65_536, 1_048_576, 337_920, 563_200, 131_072},
+		{128, 4, 262_144, 524_288, 192_000, 320_000, 65_536},
+		{128, 16, 1_048_576, 2_097_152, 768_000, 1_280_000, 262_144},
+		{128, 64, 4_194_304, 8_388_608, 3_072_000, 5_120_000, 1_048_576},
+		{512, 4, 4_194_304, 2_097_152, 768_000, 1_280_000, 262_144},
+		{512, 16, 16_777_216, 8_388_608, 3_072_000, 5_120_000, 1_048_576},
+		{512, 64, 67_108_864, 33_554_432, 12_288_000, 20_480_000, 4_194_304},
+	} {
+		memory := func(f bpf.Figure) int64 { return pagesHeldBack(f, test.cpus, test.cpus*4*gi) * test.page }
+		disk := func(of bpf.Filesystem) int64 {
+			return (&bpf.Level{Filesystem: of}).Lag(bpf.FreeBytes, test.cpus) * test.page // of blocks of one byte
+		}
+		got := [...]int64{disk(bpf.Ext4), disk(bpf.XFS), memory(bpf.WorkingSet), memory(bpf.MemAvailable), memory(bpf.CgroupMemory)}
+		if want := [...]int64{test.ext4, test.xfs, test.workingSet, test.memAvailable, test.podsMemory}; got != want {
+			t.Errorf("%d CPUs, pages of %d KiB: %d, want %d", test.cpus, test.page, got, want)
+		}
+	}
+}
+
+// A disk that is too near to its limit for the kernel's figure is sampled each second, and
+// ten times a second while it fills, however many CPUs there are. Farther away than a burst
+// gets in that time, less often.
+func TestNearIsSampled(t *testing.T) {
+	for _, cpus := range []int64{2, 16, 128, 512} {
+		for _, block := range []int64{4 * ki, 16 * ki, 64 * ki} {
+			for _, of := range []bpf.Filesystem{bpf.Ext4, bpf.XFS} {
+				near := (&bpf.Level{Filesystem: of}).Lag(bpf.FreeBytes, cpus)*block - 1
+				e := pressure.Estimate{
+					Signal: probe.NodeFsAvailable, Capacity: 10_000 * gi, Headroom: near,
+				}
+				resting := max(time.Second, time.Duration(float64(near)/(2<<30)*float64(time.Second)))
+				if got := pressure.NextSample([]pressure.Estimate{e}, time.Hour, pressure.Pace{}); got > min(resting, 10*time.Second) {
+					t.Errorf("%d CPUs, %v, %d MiB above its limit: sampled after %s", cpus, of, near/mi, got)
+				}
+				e.Earliest = time.Second // until it gets there, at the rate that was seen
+				if got := pressure.NextSample([]pressure.Estimate{e}, time.Second, pressure.Pace{}); got != 100*time.Millisecond {
+					t.Errorf("%d CPUs, %v, %d MiB above its limit and falling: sampled after %s", cpus, of, near/mi, got)
+				}
+			}
+		}
+	}
+}
+
 // However large the machine and its pages are, a figure that is off by the limit itself is
 // not relied on.
 func TestSlack(t *testing.T) {
