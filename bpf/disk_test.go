@@ -20,7 +20,9 @@ type disk struct {
 	t       testing.TB
 	fstype  string
 	dir     string
-	device  string
+	backing *os.File
+	loop    int    // the device's descriptor
+	device  string // its path
 	mounted bool
 }
 
@@ -33,8 +35,12 @@ func mkfs() map[string][]string {
 	return map[string][]string{
 		"ext4":              ext4("-b", "4096"),
 		"ext4 1 KiB blocks": ext4("-b", "1024"),
+		"ext4 2 KiB blocks": ext4("-b", "2048"),
 		"ext4 bigalloc":     ext4("-b", "4096", "-O", "bigalloc", "-C", "65536"),
+		"ext4 bigalloc 1 K": ext4("-b", "1024", "-O", "bigalloc", "-C", "16384"),
+		"ext4 no journal":   ext4("-b", "4096", "-O", "^has_journal"),
 		"xfs":               {"mkfs.xfs", "-q", "-f", "-K"},
+		"xfs 1 KiB blocks":  {"mkfs.xfs", "-q", "-f", "-K", "-b", "size=1024"},
 		"btrfs":             {"mkfs.btrfs", "-q", "-f", "-K"},
 	}
 }
@@ -56,11 +62,12 @@ func newDiskOf(t testing.TB, kind string) *disk {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		lacking(t, "%v: %v: %s (apt-get install e2fsprogs xfsprogs btrfs-progs)", cmd, err, out)
 	}
-	device, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", loopDevice(t, backing)))
+	loop := loopDevice(t, backing)
+	device, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", loop))
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &disk{t: t, fstype: fstype, dir: t.TempDir(), device: device}
+	d := &disk{t: t, fstype: fstype, dir: t.TempDir(), backing: backing, loop: loop, device: device}
 	d.mount(0, map[string]string{"ext4": "errors=remount-ro"}[fstype])
 	t.Cleanup(func() {
 		if d.mounted {
@@ -288,59 +295,6 @@ func TestHintMoves(t *testing.T) {
 	watch(t, s, Watch{Figure: FreeBytes, FD: fd, Below: never, Above: never})
 	if l := levels(s).Watches[0]; !l.ReadOnly.On() {
 		t.Errorf("%+v", l)
-	}
-}
-
-func TestReadOnlyIsAnEdge(t *testing.T) {
-	s := open(t, Pressure)
-	d := newDisk(t)
-	d.watch(s)
-	d.mount(unix.MS_REMOUNT|unix.MS_RDONLY, "")
-	// Each of the two watches reports it.
-	wantEvent(t, s, Event{Kind: ReadOnly, Watch: 0, Seq: 1, On: true})
-	wantEvent(t, s, Event{Kind: ReadOnly, Watch: 1, Seq: 1, On: true})
-	if l := levels(s); !l.Watches[0].ReadOnly.On() || l.Watches[0].Stale != 0 || l.Watches[0].Pressure != 0 {
-		t.Errorf("%+v", l.Watches[0])
-	}
-	d.mount(unix.MS_REMOUNT, "")
-	wantEvent(t, s, Event{Kind: ReadOnly, Watch: 0, Seq: 2})
-	wantEvent(t, s, Event{Kind: ReadOnly, Watch: 1, Seq: 2})
-}
-
-// A filesystem that takes no more writes is read-only, whatever its mount says.
-func TestErrorMakesReadOnly(t *testing.T) {
-	s := open(t, Pressure)
-	shutdown := func(d *disk) error {
-		fd := d.open(unix.O_RDONLY | unix.O_DIRECTORY)
-		defer unix.Close(fd)
-		const shutdown = 0x8004587d // EXT4_IOC_SHUTDOWN, XFS_IOC_GOINGDOWN
-		return unix.IoctlSetPointerInt(fd, shutdown, 2)
-	}
-	for name, tt := range map[string]struct {
-		kind string
-		fail func(*disk) error
-	}{
-		"errors=remount-ro": {"ext4", func(d *disk) error {
-			trigger := filepath.Join("/sys/fs/ext4", filepath.Base(d.device), "trigger_fs_error")
-			return os.WriteFile(trigger, []byte("nodeprobe test\n"), 0)
-		}},
-		"shutdown":     {"ext4", shutdown},
-		"xfs shutdown": {"xfs", shutdown},
-	} {
-		t.Run(name, func(t *testing.T) {
-			d := newDiskOf(t, tt.kind)
-			d.watch(s)
-			before := uint64(levels(s).Watches[0].ReadOnly)
-			if err := tt.fail(d); err != nil {
-				lacking(t, "%v", err)
-			}
-			wantEvent(t, s, Event{Kind: ReadOnly, Watch: 0, Seq: before + 1, On: true})
-			wantEvent(t, s, Event{Kind: ReadOnly, Watch: 1, Seq: before + 1, On: true})
-			if err := os.WriteFile(filepath.Join(d.dir, "new"), nil, 0o600); err == nil {
-				t.Error("it can still be written to")
-			}
-			watch(t, s)
-		})
 	}
 }
 
