@@ -54,6 +54,7 @@ type Agent struct {
 	limits   *arm.Limits
 	judge    *judge.Judge
 	cpus     *cputime.Collector
+	stalls   *usage.Stalls
 	mode     mode
 	victims  *usage.Victims
 	mounts   *mounts.Reporter
@@ -135,7 +136,8 @@ func (a *Agent) build() (err error) {
 	}
 	a.judge = judge.New(policy(cfg), a.limits, cfg.Logger, &a.metrics)
 	a.cpus = cputime.New(cfg.Procfs, log)
-	a.metrics.MustRegister(a.cpus, tierCollector{a.judge, a.hooks})
+	a.stalls = usage.NewStalls(cfg.Sysfs)
+	a.metrics.MustRegister(a.cpus, a.stalls, tierCollector{a.judge, a.hooks})
 	if a.notifier, err = notify.New(notify.Config{
 		Procfs: cfg.Procfs, Sysfs: cfg.Sysfs, Stalls: stallTriggers(cfg.Conditions), Alive: a.pulses.notifier.beat, Logger: log,
 	}); err != nil {
@@ -150,6 +152,7 @@ func (a *Agent) build() (err error) {
 		Procfs: cfg.Procfs, Sysfs: cfg.Sysfs, Rootfs: cfg.Rootfs, Hooked: attached(a.hooks, bpf.OOM),
 		Record: a.mode.record, Logger: log,
 	})
+	a.metrics.MustRegister(a.victims)
 	a.mounts = &mounts.Reporter{Record: a.mode.record, Log: log}
 	a.tasks = append([]task{
 		{"sampler", func(ctx context.Context) error { return a.sampler.Run(ctx, a.observe) }, a.samplerAlive},
@@ -230,6 +233,7 @@ func (a *Agent) release() {
 	}
 	if a.cpus != nil {
 		a.cpus.Close()
+		a.stalls.Close()
 	}
 }
 

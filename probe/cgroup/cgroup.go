@@ -46,12 +46,21 @@ func Memory(cgroupfs string) (dir string, version Version) {
 // Mounted reports whether a hierarchy of cgroup v2 is mounted at cgroupfs, with any
 // controllers or none. Where Memory finds no memory controller, that tells a node
 // without one from a cgroupfs that leads nowhere.
-func Mounted(cgroupfs string) bool {
-	return exists(cgroupfs, "cgroup.controllers") || exists(cgroupfs, "unified/cgroup.controllers")
+func Mounted(cgroupfs string) bool { return Unified(cgroupfs) != "" }
+
+// Unified returns the root directory of the hierarchy of cgroup v2 below cgroupfs, with
+// any controllers or none, or "".
+func Unified(cgroupfs string) string {
+	for _, dir := range []string{cgroupfs, filepath.Join(cgroupfs, "unified")} {
+		if exists(dir, "cgroup.controllers") {
+			return dir
+		}
+	}
+	return ""
 }
 
 // Pods returns the cgroup that a kubelet keeps all pods in, by either of its cgroup
-// drivers, or "". Root is what Memory returns.
+// drivers, or "". Root is that of a hierarchy.
 func Pods(root string) string {
 	for _, name := range []string{"kubepods.slice", "kubepods"} {
 		if exists(root, name) {

@@ -38,11 +38,13 @@ type VictimsConfig struct {
 // (Linux 4.13) shows how many there were, and so whether events were lost, or cannot
 // come because a hook is missing.
 //
-// Killed and Counted may be called by different goroutines, one each.
+// Killed and Counted may be called by different goroutines, one each. Collect exports
+// whose the victims were.
 type Victims struct {
 	cfg     VictimsConfig
 	cgroups cgroup.Finder // owned by Killed
 	names   func(cgroup.Container) cgroup.PodName
+	tally   tally
 
 	mu       sync.Mutex // guards the rest
 	counted  bool       // whether there was a count yet
@@ -68,6 +70,7 @@ func (v *Victims) Killed(e *bpf.Event) {
 	v.mu.Unlock()
 	who := identify(&v.cgroups, v.names, e)
 	v.cfg.Logger.Info("process killed for lack of memory", who.attrs()...)
+	v.tally.add(owner{who.name.Namespace, who.name.Pod, who.container.PodUID, who.name.Container}, time.Now())
 	reason, message := who.event()
 	v.cfg.Record(warning, reason, message)
 }
