@@ -53,8 +53,8 @@ func scrape(t *testing.T, c prometheus.Collector) (values map[string]float64, me
 // series than 64, of those that were hit last, and none that is older than a day.
 func TestVictimsAreCounted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		v := NewVictims(VictimsConfig{Procfs: "/nope", Sysfs: "/nope", Rootfs: "/nope", Record: func(string, string, string) {}, Logger: slog.New(slog.DiscardHandler)})
-		if got, _ := scrape(t, v); len(got) != 0 {
+		v := NewVictims(VictimsConfig{Procfs: "/nope", Sysfs: "/nope", Rootfs: "/nope", Hooked: true, Record: func(string, string, string) {}, Logger: slog.New(slog.DiscardHandler)})
+		if got, _ := scrape(t, v); len(got) != 1 || got["   "] != 0 {
 			t.Errorf("before anything: %v", got)
 		}
 		began := time.Now()
@@ -78,12 +78,16 @@ func TestVictimsAreCounted(t *testing.T) {
 			v.tally.add(web, time.Now())
 		}
 		got, _ = scrape(t, v)
-		if got["server team-a web-0 0a1b"] != 202 || got["  job-199 "] != 1 || got["  job-136 "] != 0 || len(got) != maxOwners {
+		if got["server team-a web-0 0a1b"] != 202 || got["  job-199 "] != 1 || got["  job-136 "] != 0 || len(got) != 1+maxOwners {
 			t.Errorf("%d series: %v", len(got), got)
 		}
 		time.Sleep(rememberOwner + time.Second)
-		if got, _ := scrape(t, v); len(got) != 0 {
+		if got, _ := scrape(t, v); len(got) != 1 || got["   "] != 1 {
 			t.Errorf("after a day: %v", got)
+		}
+		v.cfg.Hooked = false
+		if got, _ := scrape(t, v); len(got) != 0 {
+			t.Errorf("without events: %v", got)
 		}
 	})
 }

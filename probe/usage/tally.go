@@ -2,7 +2,6 @@ package usage
 
 import (
 	"maps"
-	"slices"
 	"sync"
 	"time"
 
@@ -38,6 +37,9 @@ type tally struct {
 	owners map[owner]killed
 }
 
+// newTally returns one that has counted none of no pod, so that there is always a series.
+func newTally(now time.Time) tally { return tally{owners: map[owner]killed{{}: {first: now}}} }
+
 func (t *tally) add(o owner, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -45,29 +47,29 @@ func (t *tally) add(o owner, now time.Time) {
 	k, known := t.owners[o]
 	if !known {
 		k.first = now
-		if len(t.owners) >= maxOwners {
+		if len(t.owners) > maxOwners {
 			delete(t.owners, t.leastRecent())
 		}
 	}
 	k.latest = now
 	k.count++
-	if t.owners == nil {
-		t.owners = map[owner]killed{}
-	}
 	t.owners[o] = k
 }
 
-// forget drops the owners that have lost nothing for long. The caller holds the lock.
+// forget drops the pods that have lost nothing for long. The caller holds the lock.
 func (t *tally) forget(now time.Time) {
-	maps.DeleteFunc(t.owners, func(_ owner, k killed) bool { return now.Sub(k.latest) > rememberOwner })
+	maps.DeleteFunc(t.owners, func(o owner, k killed) bool { return o != owner{} && now.Sub(k.latest) > rememberOwner })
 }
 
-// leastRecent returns the owner whose latest kill is the longest ago. The caller holds
-// the lock.
-func (t *tally) leastRecent() owner {
-	return slices.MinFunc(slices.Collect(maps.Keys(t.owners)), func(a, b owner) int {
-		return t.owners[a].latest.Compare(t.owners[b].latest)
-	})
+// leastRecent returns the pod's container whose latest kill is the longest ago. The caller
+// holds the lock.
+func (t *tally) leastRecent() (least owner) {
+	for o, k := range t.owners {
+		if o != (owner{}) && (least == owner{} || k.latest.Before(t.owners[least].latest)) {
+			least = o
+		}
+	}
+	return least
 }
 
 // Describe implements prometheus.Collector.
@@ -76,6 +78,9 @@ func (v *Victims) Describe(ch chan<- *prometheus.Desc) { ch <- descVictims }
 // Collect implements prometheus.Collector. A series that begins at 1 says since when it
 // counts, so that a Prometheus that asks for that takes the first kill for an increase.
 func (v *Victims) Collect(ch chan<- prometheus.Metric) {
+	if !v.cfg.Hooked {
+		return // who the victims are is not known
+	}
 	t := &v.tally
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -58,6 +58,7 @@ func NewVictims(cfg VictimsConfig) *Victims {
 	return &Victims{
 		cfg:     cfg,
 		cgroups: cgroup.Finder{Procfs: cfg.Procfs, Cgroupfs: filepath.Join(cfg.Sysfs, "fs", "cgroup")},
+		tally:   newTally(time.Now()),
 		names:   boundedNames(func(c cgroup.Container) cgroup.PodName { return c.Name(cfg.Rootfs) }),
 	}
 }

@@ -21,7 +21,7 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 )
 
-var update = flag.Bool("update", false, "write prometheusrule.yaml from rules.yaml")
+var update = flag.Bool("update", false, "write prometheusrule.yaml from rules.yaml, metrics.md from what is scraped")
 
 // deployed returns the path of a file in deploy/prometheus and its contents.
 func deployed(t *testing.T, name string) (path string, text []byte) {

@@ -1,6 +1,7 @@
 package prometheus_test
 
 import (
+	"bytes"
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
@@ -14,6 +15,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/build"
@@ -35,6 +38,7 @@ func TestQueries(t *testing.T) {
 	need.Root(t)
 	need.Command(t, "prometheus", "prometheus")
 	need.Command(t, "containerd", "containerd")
+	podsCgroup(t)
 	running := agents(t)
 	var targets []any
 	for mode, a := range running {
@@ -83,12 +87,52 @@ func TestQueries(t *testing.T) {
 		}
 		return nil
 	})
+	var bodies [][]byte
 	for mode, a := range running {
 		code, body, err := a.Get(t.Context(), "/metrics")
 		if err != nil || code != http.StatusOK {
 			t.Fatalf("%s: %d %v", mode, code, err)
 		}
 		promtool(t, body, "check", "metrics")
+		bodies = append(bodies, body)
+	}
+	checkReference(t, bodies)
+}
+
+var (
+	family = regexp.MustCompile(`(?m)^# HELP (nodeprobe_\w+) (.*)\n# TYPE \w+ (\w+)\n\w+(?:\{(.*)\})?`)
+	label  = regexp.MustCompile(`,?(\w+)="(?:[^"\\]|\\.)*"`)
+	row    = regexp.MustCompile("(?m)^\\| `(nodeprobe_\\w+)` .*\n")
+)
+
+// checkReference compares metrics.md with what was scraped. It may have more: what these
+// modes, or this machine, do not have.
+func checkReference(t *testing.T, bodies [][]byte) {
+	t.Helper()
+	path, text := deployed(t, "metrics.md")
+	rows := map[string]string{}
+	for _, found := range row.FindAllSubmatch(text, -1) {
+		rows[string(found[1])] = string(found[0])
+	}
+	for _, f := range family.FindAllStringSubmatch(string(bytes.Join(bodies, nil)), -1) {
+		labels := strings.TrimSpace(strings.ReplaceAll(label.ReplaceAllString(f[4], " `$1`"), " `le`", ""))
+		rows[f[1]] = fmt.Sprintf("| `%s` | %s | %s | %s |\n", f[1], f[3], labels, f[2])
+	}
+	want := append(row.ReplaceAll(text, nil), strings.Join(slices.Sorted(maps.Values(rows)), "")...)
+	if *update {
+		must.OK(t, os.WriteFile(path, want, 0o644))
+	} else if diff := cmp.Diff(string(want), string(text)); diff != "" {
+		t.Errorf("metrics.md differs from what is scraped; -update writes it (-scraped +file):\n%s", diff)
+	}
+}
+
+// podsCgroup makes the cgroup that a kubelet keeps pods in.
+func podsCgroup(t *testing.T) {
+	t.Helper()
+	for _, root := range []string{"/sys/fs/cgroup/", "/sys/fs/cgroup/unified/"} {
+		if _, err := os.Stat(root + "cgroup.controllers"); err == nil && os.Mkdir(root+"kubepods", 0o755) == nil {
+			t.Cleanup(func() { os.Remove(root + "kubepods") })
+		}
 	}
 }
 
