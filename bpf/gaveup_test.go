@@ -44,10 +44,14 @@ func (d *disk) watchBytes(s *Sensor) {
 	watch(d.t, s, w, w)
 }
 
-// control makes an ioctl of the root directory.
+// control makes an ioctl of the root directory, and never of what is below.
 func (d *disk) control(request uintptr, arg []byte) error {
 	fd := d.open(unix.O_RDONLY | unix.O_DIRECTORY)
 	defer unix.Close(fd)
+	var is, below unix.Stat_t
+	if err := errors.Join(unix.Fstat(fd, &is), unix.Stat(filepath.Dir(d.dir), &below)); err != nil || is.Dev == below.Dev {
+		d.t.Fatalf("%s is not mounted: %v", d.dir, err)
+	}
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), request, uintptr(unsafe.Pointer(unsafe.SliceData(arg)))); errno != 0 {
 		return os.NewSyscallError("ioctl", errno)
 	}

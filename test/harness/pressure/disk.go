@@ -17,12 +17,16 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
 )
 
-// Filesystem is an ext4 filesystem of its own, in a file, to be filled and
-// emptied. Its methods are not safe for concurrent use.
+// Filesystem is a filesystem of its own, in a file, to be filled and emptied. Its
+// methods are not safe for concurrent use.
 type Filesystem struct {
 	// Dir is where it is mounted.
-	Dir    string
-	inodes int // how many files TakeInodes has made
+	Dir string
+	// Type is that of mount(8).
+	Type   string
+	mkfs   []string
+	size   string // of the file at first
+	inodes int    // how many files TakeInodes has made
 }
 
 const (
@@ -30,7 +34,7 @@ const (
 	inodesDir = "inodes"  // holds the empty files
 )
 
-// Disk makes and mounts a filesystem of the given number of MiB, until the test ends:
+// Disk makes and mounts an ext4 filesystem of the given number of MiB, until the test ends:
 // call it before what uses the filesystem is started. The kernel keeps a few of them for
 // itself; little of it exists on the disk below. The test is skipped where none can be
 // made.
@@ -42,20 +46,58 @@ func Disk(t testing.TB, mebibytes int) *Filesystem {
 // DiskIn is Disk, whose file is in a directory.
 func DiskIn(t testing.TB, dir string, mebibytes int) *Filesystem {
 	t.Helper()
+	return newDisk(t, dir, "ext4", mebibytes)
+}
+
+// DiskOf is Disk for another type of filesystem: xfs, of 300 MiB at least, or btrfs, of 128.
+func DiskOf(t testing.TB, fstype string, mebibytes int) *Filesystem {
+	t.Helper()
+	return newDisk(t, "", fstype, mebibytes)
+}
+
+func newDisk(t testing.TB, dir, fstype string, mebibytes int) *Filesystem {
+	t.Helper()
 	need.Root(t)
-	need.Command(t, "mkfs.ext4", "e2fsprogs")
+	f := &Filesystem{Type: fstype, size: strconv.Itoa(mebibytes) + "M"}
+	packages := ""
+	switch fstype {
+	case "ext4":
+		// Without blocks reserved for root, what is free is available to all; without lazy
+		// initialization no kernel thread writes to it later on.
+		f.mkfs, packages = []string{"mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0"}, "e2fsprogs"
+	case "xfs":
+		f.mkfs, packages = []string{"mkfs.xfs", "-q", "-f"}, "xfsprogs"
+	case "btrfs":
+		f.mkfs, packages = []string{"mkfs.btrfs", "-q", "-f"}, "btrfs-progs"
+	}
+	need.Command(t, f.mkfs[0], packages)
 	need.Command(t, "mount", "mount")
 	top := must.Get(os.MkdirTemp(dir, "nodeprobe-pressure-"))(t) //nolint:usetesting // the keeper removes it, even if the test is killed
-	f := &Filesystem{Dir: filepath.Join(top, "mnt")}
+	f.Dir = filepath.Join(top, "mnt")
 	// Before there is anything to undo, so that there is no gap.
 	keeper := must.Get(startChild(role{Keep: []undo{{Unmount: f.Dir}, {RemoveAll: top}}}))(t)
 	t.Cleanup(func() { must.Note(t, keeper.release()) })
 	must.OK(t, os.Mkdir(f.Dir, 0o755))
-	// Without blocks reserved for root, what is free is available to all; without lazy
-	// initialization no kernel thread writes to it later on.
-	must.OK(t, f.run("mkfs.ext4", "-q", "-F", "-m", "0", "-E", "lazy_itable_init=0,lazy_journal_init=0", f.image(), strconv.Itoa(mebibytes)+"M"))
-	must.OK(t, f.Mount())
+	must.OK(t, f.Format())
 	return f
+}
+
+// Format makes the filesystem anew, as it was at first, and mounts it.
+func (f *Filesystem) Format() error {
+	file, err := os.Create(f.image())
+	if err == nil {
+		err = file.Close()
+	}
+	if err == nil {
+		err = f.run("truncate", "-s", f.size, f.image())
+	}
+	if err == nil {
+		err = f.run(f.mkfs[0], append(f.mkfs[1:], f.image())...)
+	}
+	if err != nil {
+		return err
+	}
+	return f.Mount()
 }
 
 // TempDir makes a directory until the test ends, or is killed. What is mounted there is
@@ -96,10 +138,11 @@ func (f *Filesystem) Fill(available int64) error {
 	}
 	size := max(0, held+now-available)
 	if size <= held {
-		return file.Truncate(size)
+		return errors.Join(file.Truncate(size), f.commit())
 	}
 	// Takes the blocks at once, and writes nothing to the disk below.
-	return os.NewSyscallError("fallocate", unix.Fallocate(int(file.Fd()), 0, 0, size))
+	err = os.NewSyscallError("fallocate", unix.Fallocate(int(file.Fd()), 0, held, size-held))
+	return errors.Join(err, f.commit())
 }
 
 // TakeInodes makes empty files until no more than the given number of inodes is
@@ -124,7 +167,15 @@ func (f *Filesystem) TakeInodes(free int64) error {
 // Empty gives all space and inodes back.
 func (f *Filesystem) Empty() error {
 	f.inodes = 0
-	return errors.Join(os.RemoveAll(filepath.Join(f.Dir, ballast)), os.RemoveAll(filepath.Join(f.Dir, inodesDir)))
+	return errors.Join(os.RemoveAll(filepath.Join(f.Dir, ballast)), os.RemoveAll(filepath.Join(f.Dir, inodesDir)), f.commit())
+}
+
+// commit has a btrfs know what it has: what is free changes with its next transaction.
+func (f *Filesystem) commit() error {
+	if f.Type != "btrfs" {
+		return nil
+	}
+	return f.run("sync", "-f", f.Dir)
 }
 
 // Available returns how many bytes unprivileged users may still write.
@@ -150,57 +201,36 @@ func (f *Filesystem) statfs() (st unix.Statfs_t, err error) {
 	return st, err
 }
 
-// Break makes the kernel find an error in the filesystem, after which it takes no
-// writes. No mount table changes by that, and nobody is notified.
-func (f *Filesystem) Break() error {
-	device, err := f.device()
-	if err == nil {
-		err = f.remount("errors=remount-ro")
-	}
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join("/sys/fs/ext4", device, "trigger_fs_error"), []byte("test"), 0)
-}
-
-// device returns the name of the block device.
-func (f *Filesystem) device() (string, error) {
-	var st unix.Stat_t
-	if err := unix.Stat(f.Dir, &st); err != nil {
-		return "", os.NewSyscallError("stat", err)
-	}
-	// /sys/dev/block/7:0 leads to a directory that is named after the device.
-	link, err := os.Readlink(fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(st.Dev), unix.Minor(st.Dev)))
-	return filepath.Base(link), err
-}
-
-// SetReadOnly remounts the filesystem so that it takes no writes, or takes them
-// again.
-func (f *Filesystem) SetReadOnly(readOnly bool) error {
-	if readOnly {
-		return f.remount("ro")
-	}
-	return f.remount("rw")
-}
-
-func (f *Filesystem) remount(option string) error {
-	return f.run("mount", "-o", "remount,"+option, f.Dir)
-}
-
-// Resize makes the filesystem that many MiB large. For that it is unmounted, and
-// mounted again: to do it in use takes a right that root need not have. It needs
-// the programs e2fsck and resize2fs.
+// Resize makes the filesystem that many MiB large, which must be more than it is. An ext4
+// is unmounted for that, and mounted again: to do it in use takes a right that root need
+// not have. It needs the programs e2fsck and resize2fs, xfs_growfs or btrfs.
 func (f *Filesystem) Resize(mebibytes int) error {
-	for _, step := range []func() error{
-		func() error { return f.Unmount(false) },
-		func() error { return f.run("e2fsck", "-f", "-p", f.image()) },
-		func() error { return f.run("resize2fs", f.image(), strconv.Itoa(mebibytes)+"M") },
-	} {
+	size := strconv.Itoa(mebibytes) + "M"
+	if f.Type == "ext4" {
+		return inOrder(
+			func() error { return f.Unmount(false) },
+			func() error { return f.run("e2fsck", "-f", "-p", f.image()) },
+			func() error { return f.run("resize2fs", f.image(), size) },
+			f.Mount)
+	}
+	return inOrder(
+		func() error { return os.Truncate(f.image(), int64(mebibytes)<<20) },
+		f.followImage,
+		func() error {
+			if f.Type == "xfs" {
+				return f.run("xfs_growfs", f.Dir)
+			}
+			return f.run("btrfs", "filesystem", "resize", "max", f.Dir)
+		})
+}
+
+func inOrder(steps ...func() error) error {
+	for _, step := range steps {
 		if err := step(); err != nil {
 			return err
 		}
 	}
-	return f.Mount()
+	return nil
 }
 
 // Reserve sets how many percent only root may fill, while the filesystem is in
@@ -210,7 +240,7 @@ func (f *Filesystem) Reserve(percent int) error {
 	if err != nil {
 		return err
 	}
-	return f.run("tune2fs", "-m", strconv.Itoa(percent), "/dev/"+device)
+	return f.run("tune2fs", "-m", strconv.Itoa(percent), device)
 }
 
 // Unmount unmounts the filesystem, which stays what it is; lazily, if somebody

@@ -137,6 +137,7 @@ func (s undo) do() error {
 // somebody still has a file open there it is only detached, so that the last
 // close ends it.
 func unmount(dir string) error {
+	_ = (&Filesystem{Dir: dir}).Thaw() // what is frozen outlives its last mount
 	err := unix.Unmount(dir, 0)
 	if errors.Is(err, unix.EBUSY) {
 		err = unix.Unmount(dir, unix.MNT_DETACH)

@@ -103,31 +103,6 @@ func TestOOMKillWithoutBPF(t *testing.T) {
 	n.waitEvent("OOMKilling", "killed for lack of memory; the kernel did not report which")
 }
 
-// A filesystem that takes no more writes is told of: after a remount, and after
-// an error, of which the kernel notifies nobody.
-func TestReadOnlyFilesystem(t *testing.T) {
-	t.Parallel()
-	fs := pressure.Disk(t, 64)
-	n := newNode(t, controlplane.StartForTest(t), agent.Config{
-		"bpf": "auto", "sampleInterval": "10s", "rootDirectory": fs.Dir, "evictionHard": map[string]string{"nodefs.available": "5%"},
-	})
-	n.StartReady()
-	for _, step := range []struct {
-		name   string
-		change func() error
-		reason string
-		text   string
-		count  int32 // of Events with the reason so far
-	}{
-		{"remount", func() error { return fs.SetReadOnly(true) }, "FilesystemIsReadOnly", "takes no writes: ro", 1},
-		{"remount again", func() error { return fs.SetReadOnly(false) }, "FilesystemIsNotReadOnly", "takes writes again", 1},
-		{"error", fs.Break, "FilesystemIsReadOnly", "takes no writes", 2},
-	} {
-		must.OK(t, step.change())
-		stage.Until(t, step.name+" is told of", func() bool { return n.countEvents(step.reason, step.text) == step.count })
-	}
-}
-
 func startLogind(t *testing.T) *logind.Logind {
 	t.Helper()
 	need.Command(t, "dbus-daemon", "dbus-daemon")

@@ -1,15 +1,12 @@
 package e2e
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -18,7 +15,6 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/controlplane"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
-	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 	"github.com/nodeprobe/nodeprobe/test/harness/stage"
 	"github.com/nodeprobe/nodeprobe/test/harness/wait"
 )
@@ -153,65 +149,5 @@ func capacityOf(node *corev1.Node) []int64 {
 	return []int64{
 		s.Capacity.Cpu().MilliValue(), s.Capacity.Memory().Value(), swap, huge.Value(), s.Capacity.StorageEphemeral().Value(),
 		s.Allocatable.Cpu().MilliValue(), s.Allocatable.Memory().Value(),
-	}
-}
-
-// A filesystem changes its size, and what of it only root may fill. It is
-// unmounted, while somebody uses it too, and mounted again. DiskPressure is what
-// the filesystem says that is there, and changes for no other reason.
-func TestFilesystemChanges(t *testing.T) {
-	for _, mode := range []string{"auto", "off"} {
-		t.Run("bpf "+mode, func(t *testing.T) {
-			t.Parallel()
-			for _, command := range []string{"e2fsck", "resize2fs", "tune2fs"} {
-				need.Command(t, command, "e2fsprogs")
-			}
-			fs := pressure.Disk(t, 64)
-			// Below the mount point lies the machine's own filesystem, which is
-			// far from this limit.
-			const limit = 20 << 20
-			n := newNode(t, controlplane.StartForTest(t), agent.Config{
-				"bpf": mode, "sampleInterval": "10s", "evictionPressureTransitionPeriod": "0s", "rootDirectory": fs.Dir,
-				"evictionHard": agent.Hard(map[string]string{"nodefs.available": fmt.Sprint(limit)}),
-			})
-			a := n.StartReady()
-			n.WaitCondition(corev1.NodeDiskPressure, corev1.ConditionFalse)
-			var user *os.File
-			shortage := func() error { return fs.Fill(10 << 20) }
-			steps := []struct {
-				name   string
-				change func() error
-				want   string
-			}{
-				{"filled", shortage, "True"},
-				{"grown", func() error { return fs.Resize(128) }, "False"},
-				{"most of it reserved", func() error { return fs.Reserve(50) }, "True"},
-				{"none of it reserved", func() error { return fs.Reserve(0) }, "False"},
-				{"filled again, and used", func() (err error) { user, err = os.Open(fs.Dir); return errors.Join(err, shortage()) }, "True"},
-				// Nobody but the user has it then; whatever happens there is nothing to the node.
-				{"unmounted lazily", func() error { return fs.Unmount(true) }, "False"},
-				{"mounted again", func() error { return errors.Join(user.Close(), fs.Mount()) }, "True"},
-				{"unmounted", func() error { return fs.Unmount(false) }, "False"},
-				{"mounted once more", fs.Mount, "True"},
-				{"emptied", fs.Empty, "False"},
-				{"filled for good", shortage, "True"},
-			}
-			for i, step := range steps {
-				began := time.Now()
-				if err := step.change(); err != nil {
-					t.Fatalf("%s: %v", step.name, err)
-				}
-				// By nodeprobe's log: the API server learns of six changes a minute.
-				r := waitChanged(t, a, i)
-				if !strings.Contains(r.Line, `"DiskPressure","status":"`+step.want+`"`) {
-					t.Errorf("%s: %s", step.name, r.Line)
-				}
-				t.Logf("%s: DiskPressure is %s after %s", step.name, step.want, r.Time.Sub(began).Round(time.Millisecond))
-			}
-			n.WaitCondition(corev1.NodeDiskPressure, corev1.ConditionTrue)
-			if all := changed(t, a); len(all) != len(steps) {
-				t.Errorf("%d changes, of which only %d had a reason: %+v", len(all), len(steps), all)
-			}
-		})
 	}
 }
