@@ -26,7 +26,9 @@ func reportCrowd(t *testing.T) {
 		t.Log("without the cases of many mounts and block devices: not root")
 		return
 	}
-	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "--pid", "--fork", "--mount-proc", "/proc/self/exe", "-test.v", "-test.cpu=1", "-test.run=^TestCrowd$")
+	self, err := os.Executable()
+	probetest.Must(t, err)
+	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "--pid", "--fork", "--mount-proc", self, "-test.v", "-test.cpu=1", "-test.run=^TestCrowd$")
 	cmd.Env = append(os.Environ(), inCrowd+"=1")
 	out, err := cmd.CombinedOutput()
 	if err != nil {

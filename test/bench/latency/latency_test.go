@@ -25,12 +25,14 @@ func TestRun(t *testing.T) {
 	need.Root(t)
 	need.Command(t, "mkfs.ext4", "e2fsprogs")
 	program.Test(t, run, []string{
-		`latency_disk_go_p50=-?\d+\.\d+ ms budget=0.5`,
-		`latency_disk_go_p99=-?\d+\.\d+ ms budget=5`,
-		`latency_disk_node_p50=\d+\.\d+ ms budget=\d+\.?\d* peer=floor:\d+\.\d+`,
-		`latency_disk_node_p99=\d+\.\d+ ms budget=25 peer=floor:\d+\.\d+`,
-		`latency_disk_missed_by_kernel=\d of_2 budget=0`,
-	}, "-only", "disk", "-crossings", "2", "-peer", "")
+		`latency_ext4_go_p50=-?\d+\.\d+ ms budget=0.5`,
+		`latency_ext4_go_p99=-?\d+\.\d+ ms budget=5`,
+		`latency_ext4_node_p50=\d+\.\d+ ms budget=\d+\.?\d* peer=floor:\d+\.\d+`,
+		`latency_ext4_node_p99=\d+\.\d+ ms budget=25 peer=floor:\d+\.\d+`,
+		`latency_ext4_missed_by_kernel=\d of_2 budget=0`,
+		`latency_ext4_far_go_p50=-?\d+\.\d+ ms budget=0.5`,
+		`latency_ext4_burst_go_max=-?\d+\.\d+ ms budget=205`,
+	}, "-only", "ext4", "-crossings", "2", "-peer", "")
 }
 
 // slope is a Ramp by arithmetic.

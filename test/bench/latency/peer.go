@@ -6,7 +6,6 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/nodeprobe/nodeprobe/test/bench/program"
@@ -36,8 +35,9 @@ type comparison struct {
 
 // compare crosses limits that a nodeprobe and a kubelet both have. A nodeprobe
 // has one of them, since it may post six changes a minute, and the kubelet all.
-func (s *stage) compare(loads []*load, crossings int) []program.Figure {
-	loads = slices.DeleteFunc(slices.Clone(loads), func(l *load) bool { return l.rule }) // it has none
+func (s *stage) compare(crossings int) []program.Figure {
+	loads := []*load{newLoad(s.P, "memory"), newLoad(s.P, "pid"), newLoad(s.P, "ext4")}
+	rootfs := loads[2].config["rootDirectory"].(string) //nolint:forcetypeassert // it always is
 	runtime := containerd.Start(s, containerd.Options{Dir: s.dir})
 	dir := filepath.Join(s.dir, kubeletName)
 	must.OK(s, os.Mkdir(dir, 0o755))
@@ -49,7 +49,7 @@ func (s *stage) compare(loads []*load, crossings int) []program.Figure {
 	k := kubelet.Start(s, s.cp, kubelet.Options{
 		NodeName: kubeletName, RuntimeEndpoint: runtime.Endpoint, Dir: dir,
 		// The same filesystem, so that the limit means the same.
-		RootDir:    filepath.Join(s.rootfs, kubeletName),
+		RootDir:    filepath.Join(rootfs, kubeletName),
 		Thresholds: thresholds,
 		Config:     kubelet.Config{"evictionPressureTransitionPeriod": transition.String()},
 	})

@@ -1,16 +1,19 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/procfs"
 
 	"github.com/nodeprobe/nodeprobe/test/bench/program"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
+	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
 
 const (
@@ -23,9 +26,17 @@ const (
 	settle = 10 * time.Second
 )
 
+// Where crossings begin.
+const (
+	near   = ""      // right above the limit, after a rest
+	far    = "far"   // more than a fifth of the capacity above the limit
+	atOnce = "burst" // there, too, and one system call crosses it
+)
+
 // series is what came of a number of crossings of one signal's limits.
 type series struct {
 	load    *load
+	from    string
 	traces  []*trace
 	foreign int // crossings that another process made, and that have no time
 	held    int // patches that had to wait for others
@@ -33,8 +44,7 @@ type series struct {
 	idle    float64 // share of the CPUs' time
 }
 
-func (s *stage) series(l *load, crossings int) *series {
-	result := &series{load: l}
+func (s *stage) series(l *load, crossings int) (all []*series) {
 	var nodes []*node
 	defer func() {
 		for _, n := range nodes {
@@ -43,7 +53,7 @@ func (s *stage) series(l *load, crossings int) *series {
 		must.Note(s, l.ramp.Give(math.MaxInt64))
 	}()
 	for i := range min(fleet, crossings) {
-		nodes = append(nodes, s.start(fmt.Sprintf("%s-%d", l.name, i), l, l.limit(i)))
+		nodes = append(nodes, s.start(fmt.Sprintf("%s-%d", strings.ReplaceAll(l.name, "_", "-"), i), l, l.limit(i)))
 	}
 	calm := func() {
 		for _, n := range nodes {
@@ -59,21 +69,100 @@ func (s *stage) series(l *load, crossings int) *series {
 	}
 	calm()
 	nodes[0].sleep(settle)
-	before, began := held(), readCPUTime(s)
 	if s.floor == nil {
 		s.floor = newFloor(s, nodes[0].history.Last())
 	}
-	for len(result.traces) < crossings {
-		result.round(nodes, crossings)
-		calm()
-		if result.foreign > crossings+fleet*2 {
-			s.Fatalf("other processes crossed %d limits of %s: this machine is too busy", result.foreign, l.signal)
+	for _, from := range l.begins() {
+		result := &series{load: l, from: from}
+		all = append(all, result)
+		before, began := held(), readCPUTime(s)
+		for len(result.traces) < crossings {
+			if from == near {
+				result.round(nodes, crossings)
+			} else {
+				result.burst(nodes)
+			}
+			calm()
+			if result.foreign > crossings+fleet*2 {
+				s.Fatalf("other processes crossed %d limits of %s: this machine is too busy", result.foreign, l.signal)
+			}
 		}
+		ended := readCPUTime(s)
+		result.idle = (ended.idle - began.idle) / (ended.all - began.all)
+		result.held = held() - before
 	}
-	ended := readCPUTime(s)
-	result.idle = (ended.idle - began.idle) / (ended.all - began.all)
-	result.held = held() - before
-	return result
+	return all
+}
+
+// begins is from where its limits are crossed.
+func (l *load) begins() []string {
+	switch {
+	case l.polled:
+		return []string{atOnce}
+	case l.disk:
+		return []string{near, far, atOnce}
+	}
+	return []string{near, far}
+}
+
+// burst crosses the limits of all nodes, beginning far above them, and then lets go of
+// everything.
+func (s *series) burst(nodes []*node) {
+	l, n := s.load, nodes[0]
+	for _, n := range nodes {
+		n.rest()
+	}
+	n.sleep(poise + rand.N(time.Second))
+	surplus := must.Get(l.ramp.Available())(n) - l.limit(0)
+	if surplus < l.capacity/5 {
+		n.Fatalf("%s is only %s above its limit", l.signal, l.text(surplus))
+	}
+	begin := time.Now()
+	traces := make([]*trace, len(nodes))
+	if s.from == atOnce {
+		must.OK(n, pressure.Jump(l.ramp, surplus+int64(len(nodes))*l.spacing+l.beyond))
+		for i := range traces {
+			traces[i] = &trace{crossed: pressure.Crossing{Above: begin, Below: time.Now()}}
+		}
+	} else {
+		s.fall(nodes, traces)
+	}
+	for i, n := range nodes {
+		if traces[i] == nil {
+			s.foreign++
+			continue
+		}
+		n.press(l, l.limit(i), begin, traces[i])
+		n.sleep(50 * time.Millisecond) // as for cross
+		must.OK(n, traces[i].follow(n.log(), string(l.condition), begin))
+		s.traces = append(s.traces, traces[i])
+	}
+	must.OK(n, l.ramp.Give(math.MaxInt64))
+}
+
+// fall brings what is available down at the load's pace, below one limit after the other.
+func (s *series) fall(nodes []*node, traces []*trace) {
+	l, taken, begin := s.load, int64(0), time.Now()
+	for i, n := range nodes {
+		for {
+			surplus := must.Get(l.ramp.Available())(n) - l.limit(i) - l.beginning
+			if surplus <= 0 {
+				break
+			}
+			bulk := min(surplus, l.bulk)
+			must.OK(n, pressure.Jump(l.ramp, bulk))
+			if taken += bulk; l.pace > 0 {
+				n.sleep(time.Until(begin.Add(time.Duration(float64(taken) / float64(l.pace) * float64(time.Second)))))
+			}
+		}
+		crossed, err := pressure.Cross(l.ramp, l.limit(i), l.step)
+		if errors.Is(err, pressure.ErrForeign) {
+			continue
+		}
+		must.OK(n, err)
+		traces[i] = &trace{crossed: crossed}
+	}
+	must.OK(nodes[0], l.ramp.Take(l.beyond))
 }
 
 // round crosses the limit of each node in turn, and then lets go of everything.
@@ -107,7 +196,7 @@ func (s *series) print(p *program.P) {
 		ways[t.notice()]++
 		wavered += min(t.wavered, 1)
 	}
-	fmt.Fprintf(p.Out, "\n%s: %d crossings, noticed: %v\n", s.load.signal, len(s.traces), ways)
+	fmt.Fprintf(p.Out, "\n%s %s: %d crossings, noticed: %v\n", s.load.name, s.from, len(s.traces), ways)
 	fmt.Fprintf(p.Out, "CPUs %.0f %% idle; others undid %d crossings, which were made again, and made %d themselves, which do not count; %d patches had to wait\n",
 		100*s.idle, wavered, s.foreign, s.held)
 	rows := []string{"ms\tp50\tp99\tmax"}
@@ -129,37 +218,62 @@ func (s *series) print(p *program.P) {
 	} {
 		add(stage.name, s.durations(stage.took))
 	}
-	add("floor: bare patch to Node seen", s.floor)
+	if s.from == near {
+		add("floor: bare patch to Node seen", s.floor)
+	}
 	p.Table(rows...)
 }
 
+// period is how long the timer in the kernel sleeps at most with a disk to watch, in
+// milliseconds.
+const period = 200
+
 // figures are what is compared with the budgets, in milliseconds. A Node's median is
-// compared with that of a bare patch in the same run.
-func (s *series) figures() []program.Figure {
+// compared with that of a bare patch in the same run, if the machine was at rest.
+func (s *series) figures() (all []program.Figure) {
 	name := "latency_" + s.load.name
+	if s.from != near {
+		name += "_" + s.from
+	}
 	missed := 0
 	for _, t := range s.traces {
 		if t.notice().missed() {
 			missed++
 		}
 	}
-	toGo, toNode, floor := summarize(s.durations((*trace).toGo)), summarize(s.durations((*trace).toNode)), summarize(s.floor)
-	figure := func(what string, value, budget float64) program.Figure {
-		return program.Figure{Name: name + what, Value: value, Digits: 3, Unit: "ms", Budget: budget}
+	add := func(what string, value, budget float64) *program.Figure {
+		all = append(all, program.Figure{Name: name + what, Value: value, Digits: 3, Unit: "ms", Budget: budget})
+		return &all[len(all)-1]
 	}
-	beside := func(f program.Figure, floor float64) program.Figure {
-		f.Peer, f.Beside = "floor", floor
-		return f
+	toGo := summarize(s.durations((*trace).toGo))
+	p50, p99, most := 0.5, 5.0, 0.0
+	if s.from == atOnce {
+		p50, p99, most = 0, 0, period+p99
 	}
-	return []program.Figure{
-		figure("_go_p50", toGo.p50, 0.5),
-		figure("_go_p99", toGo.p99, 5),
-		figure("_go_max", toGo.max, 0),
-		beside(figure("_node_p50", toNode.p50, math.Round(1500*floor.p50)/1000), floor.p50),
-		beside(figure("_node_p99", toNode.p99, 25), floor.p99),
-		beside(figure("_node_max", toNode.max, 0), floor.max),
-		{Name: name + "_missed_by_kernel", Value: float64(missed), Unit: fmt.Sprintf("of_%d budget=0", len(s.traces))},
+	if s.load.polled {
+		most = program.Millis(noticeTimeout)
 	}
+	add("_go_p50", toGo.p50, p50)
+	add("_go_p99", toGo.p99, p99)
+	add("_go_max", toGo.max, most)
+	if s.from == near {
+		toNode, floor := summarize(s.durations((*trace).toNode)), summarize(s.floor)
+		for _, f := range []struct {
+			what                  string
+			value, budget, beside float64
+		}{
+			{"p50", toNode.p50, math.Round(1500*floor.p50) / 1000, floor.p50},
+			{"p99", toNode.p99, 25, floor.p99},
+			{"max", toNode.max, 0, floor.max},
+		} {
+			beside := add("_node_"+f.what, f.value, f.budget)
+			beside.Peer, beside.Beside = "floor", f.beside
+		}
+	}
+	if !s.load.polled {
+		all = append(all, program.Figure{Name: name + "_missed_by_kernel", Value: float64(missed), Unit: fmt.Sprintf("of_%d budget=0", len(s.traces))})
+	}
+	return all
 }
 
 // summary is what is printed of a number of durations, in milliseconds.

@@ -42,7 +42,6 @@ type stage struct {
 	watcher kubernetes.Interface // sees the Nodes
 	binary  string
 	dir     string // of the agents' files
-	rootfs  string // the filesystem to fill
 	floor   *floor // nil before the first crossing
 }
 
@@ -72,13 +71,13 @@ func (s *stage) start(name string, l *load, limit int64) *node {
 		Binary: s.binary, Dir: s.dir, NodeName: name, Kubeconfig: must.Get(s.cp.NodeKubeconfig(name))(s),
 		// But for the limit and the transition period, all of it is the default.
 		Config: agent.Own().With(agent.Config{
-			"bpf": "auto", "rootDirectory": s.rootfs,
+			"bpf":            "auto",
 			"sampleInterval": "10s", "nodeStatusUpdateFrequency": "10s", "nodeLeaseDurationSeconds": 40,
 			"evictionHard":                     agent.Hard(hard),
 			"conditions":                       conditions,
 			"evictionPressureTransitionPeriod": transition.String(),
 			"logLevel":                         "debug",
-		}),
+		}).With(l.config),
 	})
 	n.exited = n.agent.Exited()
 	return n
@@ -112,7 +111,7 @@ func (n *node) approach(l *load, limit int64) {
 			n.Fatalf("%s does not stay near %s: something else presses on this machine", l.signal, l.text(limit))
 		case surplus > l.beginning/2:
 			near = 0
-			must.OK(n, l.ramp.Take(min(surplus, l.spacing)))
+			must.OK(n, pressure.Jump(l.ramp, min(surplus, l.spacing)))
 		case surplus < -l.beginning/2:
 			near = 0
 			must.OK(n, l.ramp.Give(-surplus))
@@ -125,13 +124,17 @@ func (n *node) approach(l *load, limit int64) {
 	}
 }
 
-// cross makes one crossing and returns its trace, nil if another process was faster.
-func (n *node) cross(l *load, limit int64) *trace {
-	// nodeprobe must have two changes to post at once: that the limit is crossed,
-	// and that it no longer is.
+// rest waits until nodeprobe has two changes to post at once: that the limit is crossed,
+// and that it no longer is.
+func (n *node) rest() {
 	for agent.PostsLeft(n.log(), time.Now()) < 2 {
 		n.sleep(200 * time.Millisecond)
 	}
+}
+
+// cross makes one crossing and returns its trace, nil if another process was faster.
+func (n *node) cross(l *load, limit int64) *trace {
+	n.rest()
 	begin := time.Now()
 	n.approach(l, limit)
 	if n.disturbed(l, begin) {

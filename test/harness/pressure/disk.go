@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -117,6 +118,20 @@ func Tmpfs(t testing.TB, mebibytes int) (dir string) {
 	need.Root(t)
 	dir = TempDir(t)
 	must.OK(t, unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf("mode=700,size=%dm", mebibytes)))
+	return dir
+}
+
+// Overlay mounts one whose files are in a filesystem, until the test ends, and returns
+// where.
+func Overlay(t testing.TB, f *Filesystem) (dir string) {
+	t.Helper()
+	dir = TempDir(t)
+	var options []string
+	for _, part := range []string{"lower", "upper", "work"} {
+		must.OK(t, os.Mkdir(filepath.Join(f.Dir, part), 0o755))
+		options = append(options, part+"dir="+filepath.Join(f.Dir, part))
+	}
+	must.OK(t, unix.Mount("overlay", dir, "overlay", 0, strings.Join(options, ",")))
 	return dir
 }
 
@@ -264,7 +279,11 @@ func (f *Filesystem) Unmount(lazily bool) error {
 
 // Mount mounts the filesystem again. The loop device is freed when it is unmounted.
 func (f *Filesystem) Mount() error {
-	return f.run("mount", "-o", "loop,nosuid,nodev", f.image(), f.Dir)
+	options := "loop,nosuid,nodev"
+	if f.Type == "xfs" {
+		options += ",allocsize=64k" // no more than that ahead of what is written
+	}
+	return f.run("mount", "-o", options, f.image(), f.Dir)
 }
 
 func (f *Filesystem) image() string { return filepath.Join(filepath.Dir(f.Dir), "image") }

@@ -79,7 +79,7 @@ func parseMemory(data []byte) (total, available int64, err error) {
 // the root memory cgroup does not use, or uses for file cache that has not been
 // touched lately.
 func AvailableMemory() (int64, error) {
-	m, err := openMemory()
+	m, err := openMemory("")
 	if err != nil {
 		return 0, err
 	}
@@ -110,12 +110,13 @@ type memoryFiles struct {
 // is not what changes then.
 const inactiveAge = 10 * time.Millisecond
 
-func openMemory() (_ *memoryFiles, err error) {
+// openMemory opens the files of a cgroup, by its path below the root.
+func openMemory(cgroup string) (_ *memoryFiles, err error) {
 	m := &memoryFiles{buf: make([]byte, 16<<10)}
 	if m.total, _, err = systemMemory(); err != nil {
 		return nil, err
 	}
-	const v1, v2 = "/sys/fs/cgroup/memory/memory", "/sys/fs/cgroup/memory"
+	v1, v2 := "/sys/fs/cgroup/memory"+cgroup+"/memory", "/sys/fs/cgroup"+cgroup+"/memory"
 	dir := v1
 	if m.usage, err = os.Open(v1 + ".usage_in_bytes"); errors.Is(err, os.ErrNotExist) {
 		dir, err = v2, nil

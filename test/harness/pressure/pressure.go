@@ -295,13 +295,17 @@ const unlimited = -1
 
 // inCgroup starts the holders in a new cgroup, or each in the one below it that its
 // role names, with a keeper over it all.
-func inCgroup(controller string, limit int64, roles []role) (_ *Pressure, err error) {
-	if os.Geteuid() != 0 {
-		return nil, errors.New("make pressure: needs root")
-	}
+func inCgroup(controller string, limit int64, roles []role) (*Pressure, error) {
 	g, err := planCgroup(controller)
 	if err != nil {
 		return nil, err
+	}
+	return g.start(limit, roles)
+}
+
+func (g *cgroup) start(limit int64, roles []role) (_ *Pressure, err error) {
+	if os.Geteuid() != 0 {
+		return nil, errors.New("make pressure: needs root")
 	}
 	p := &Pressure{Cgroup: g.dir}
 	defer func() {

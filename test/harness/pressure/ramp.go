@@ -8,9 +8,12 @@ import (
 	"path/filepath"
 	"runtime"
 	"strconv"
+	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/nodeprobe/nodeprobe/test/harness/must"
 )
 
 // Ramp is a pressure that grows by small steps within this process, so that who
@@ -46,10 +49,33 @@ func MemoryRamp(most int64) (Ramp, error) {
 	if available-most < total/10 {
 		return nil, fmt.Errorf("hold %d MiB of memory: only %d of %d MiB are available", most>>20, available>>20, total>>20)
 	}
-	files, err := openMemory()
+	files, err := openMemory("")
 	if err != nil {
 		return nil, err
 	}
+	return newMemoryRamp(files, most)
+}
+
+// PodsRamp makes the cgroup of all pods, with a limit, puts this process into it, and
+// returns a Ramp of that memory. It ends with the test.
+func PodsRamp(t testing.TB, limit int64) Ramp {
+	t.Helper()
+	g := must.Get(planCgroup("memory"))(t)
+	root := filepath.Dir(g.dir)
+	g.dir = filepath.Join(root, "kubepods")
+	if _, err := os.Stat(g.dir); err == nil {
+		t.Fatalf("%s exists: this machine has pods", g.dir)
+	}
+	p := must.Get(g.start(limit, nil))(t)
+	t.Cleanup(func() { must.Note(t, p.Release()) })
+	files := must.Get(openMemory("/kubepods"))(t)
+	files.total = limit
+	must.OK(t, joinCgroup(g.dir))
+	t.Cleanup(func() { must.Note(t, joinCgroup(root)) })
+	return must.Get(newMemoryRamp(files, limit*3/4))(t)
+}
+
+func newMemoryRamp(files *memoryFiles, most int64) (Ramp, error) {
 	mapping, err := unix.Mmap(-1, 0, int(most), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE|unix.MAP_NORESERVE)
 	if err != nil {
 		files.close()
@@ -170,6 +196,14 @@ type diskRamp struct {
 	held int64
 }
 
+// Jump takes so much at once, if there is a way.
+func Jump(r Ramp, n int64) error {
+	if disk, ok := r.(*diskRamp); ok {
+		return disk.Jump(n)
+	}
+	return r.Take(n)
+}
+
 // DiskRamp returns a Ramp of data in a file of the filesystem.
 func DiskRamp(fs *Filesystem) (Ramp, error) {
 	file, err := os.Create(filepath.Join(fs.Dir, "ramp"))
@@ -184,7 +218,19 @@ func (r *diskRamp) Available() (int64, error) { return r.fs.Available() }
 // zeros is what the file is filled with.
 var zeros [64 << 10]byte
 
+// Jump takes at once what Take would write.
+func (r *diskRamp) Jump(n int64) error {
+	if err := unix.Fallocate(int(r.file.Fd()), 0, r.held, n); err != nil {
+		return fmt.Errorf("fill filesystem: %w", err)
+	}
+	r.held += n
+	return nil
+}
+
 func (r *diskRamp) Take(n int64) error {
+	if r.fs.Type == "btrfs" { // what is written counts once it is on the disk
+		return r.Jump(n)
+	}
 	for n > 0 {
 		wrote, err := r.file.WriteAt(zeros[:min(n, int64(len(zeros)))], r.held)
 		if err != nil {
@@ -200,6 +246,9 @@ func (r *diskRamp) Give(n int64) error {
 	r.held -= min(n, r.held)
 	if err := r.file.Truncate(r.held); err != nil {
 		return fmt.Errorf("empty filesystem: %w", err)
+	}
+	if r.fs.Type == "btrfs" { // what was freed is free once that is on the disk
+		return os.NewSyscallError("syncfs", unix.Syncfs(int(r.file.Fd())))
 	}
 	return nil
 }

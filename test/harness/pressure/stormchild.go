@@ -136,7 +136,7 @@ func newHog() (*hog, error) {
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("1000"), 0); err != nil {
 		return nil, err
 	}
-	files, err := openMemory()
+	files, err := openMemory("")
 	if err != nil {
 		return nil, err
 	}
