@@ -17,8 +17,8 @@
  * longer one. Patience makes the shorter ones longer. */
 #define PERIOD_MIN (500 * NSEC_PER_USEC)
 #define PERIOD_MAX (1000 * NSEC_PER_MSEC)
-/* A filesystem that gives up is to be known everywhere within a second. */
-#define PERIOD_DISK (800 * NSEC_PER_MSEC)
+/* With a filesystem to watch: one system call can take any amount of it. */
+#define PERIOD_DISK (200 * NSEC_PER_MSEC)
 /* Under pressure: its end is less urgent, but must not be a second late. */
 #define RELEASE_MIN (10 * NSEC_PER_MSEC)
 #define RELEASE_MAX (100 * NSEC_PER_MSEC)
