@@ -3,6 +3,7 @@ package pressure
 import (
 	"bufio"
 	"errors"
+	"flag"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -72,7 +73,7 @@ func (tr *trace) forecasts(next func([]Estimate, time.Duration) time.Duration) (
 // and then the available amounts at each time.
 //
 //	# What this is.
-//	fill 30                                   a fill begins at 30 s; "calm" if none does
+//	fill 30                                   a fill begins at 30 s; no such line if none does
 //	memory.available 25190285312 104857600
 //	nodefs.available 52521566208 5252156620
 //	0 18012345344 21012345344
@@ -213,10 +214,12 @@ func calmTraces(seed uint64) (traces []*trace) {
 	return traces
 }
 
+var seeds = flag.Uint64("seeds", 20, "how many hours of each calm machine TestCalm makes")
+
 // Nothing is forecast of a machine on which nothing happens.
 func TestCalm(t *testing.T) {
 	traces := readTraces(t, "testdata/traces/calm*.txt")
-	for seed := range uint64(20) {
+	for seed := range *seeds {
 		traces = append(traces, calmTraces(seed)...)
 	}
 	for _, tr := range traces {

@@ -59,6 +59,10 @@ func (s *scene) oomKill() {
 		}
 		return nil
 	})
+	counted := fmt.Sprintf(`nodeprobe_oom_victims_total{container="eater",namespace="default",pod=%q,uid=%q}`, pod.Name, pod.UID)
+	if metrics := must.Get(agent.ReadMetrics(s.t.Context(), s.metricsAddress()))(s.t); metrics[counted] == 0 {
+		s.t.Errorf("no %s", counted)
+	}
 	must.OK(s.t, pods.Delete(s.t.Context(), pod.Name, metav1.DeleteOptions{}))
 }
 
