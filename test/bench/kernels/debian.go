@@ -140,7 +140,11 @@ func newApt(p *program.P, dir string, k kernel) (run func(command string, args .
 	for _, name := range []string{"lists/partial", "archives/partial"} {
 		must.OK(p, os.MkdirAll(filepath.Join(dir, name), 0o755))
 	}
-	source := fmt.Sprintf("deb [signed-by=%s] http://deb.debian.org/debian-security %s main\n", keyring, k.suite)
+	archive := "debian"
+	if strings.HasSuffix(k.suite, "-security") {
+		archive += "-security"
+	}
+	source := fmt.Sprintf("deb [signed-by=%s] http://deb.debian.org/%s %s main\n", keyring, archive, k.suite)
 	must.OK(p, os.WriteFile(filepath.Join(dir, "sources.list"), []byte(source), 0o644))
 	must.OK(p, os.WriteFile(filepath.Join(dir, "status"), nil, 0o644))
 	options := []string{

@@ -4,7 +4,7 @@
 //	go run ./bench/kernels                  # all of them
 //	go run ./bench/kernels amd64-6.1        # one, in well under two minutes
 //	go run ./bench/kernels storm-amd64-6.1  # thrashing until the kernel kills, beside a control plane
-//	go run ./bench/kernels -types DIR       # only bring their BTF to DIR
+//	go run ./bench/kernels -types DIR       # only bring the BTF of these and more to DIR
 //
 // It needs no privilege and no KVM, and leaves the machine's packages alone:
 // kernels come from Debian's archive by apt-get with lists of its own, and are
@@ -19,7 +19,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 
@@ -58,7 +57,7 @@ func run(p *program.P) {
 	b := &bench{P: p}
 	p.Flags.BoolVar(&b.update, "update", false, "look for newer packages than those in the cache")
 	p.Flags.BoolVar(&b.verbose, "v", false, "print what the guests write to their console")
-	types := p.Flags.String("types", "", "test nothing, but write each kernel's BTF, and this machine's, to `directory`")
+	types := p.Flags.String("types", "", "test nothing, but bring the BTF of all kernels in types.go, and this machine's, to `directory`")
 	names := p.ParseNames()
 	var chosen []*report
 	for _, k := range all {
@@ -74,7 +73,7 @@ func run(p *program.P) {
 	}
 	b.root, b.cache, b.scratch = build.RootForTest(p), cacheDir(p), p.TempDir()
 	if *types != "" {
-		b.collectTypes(chosen, *types)
+		collectTypes(p, *types, b.update)
 		return
 	}
 	var summary strings.Builder
@@ -102,25 +101,6 @@ func (b *bench) test(r *report) {
 	r.version = image.version
 	res := b.boot(r.kernel, image, &machine{}, b.payload)
 	r.judge(b.P, res)
-}
-
-// collectTypes writes the full BTF of each kernel to a directory, for the test
-// helper in package bpf that reduces them.
-func (b *bench) collectTypes(chosen []*report, dir string) {
-	must.OK(b, os.MkdirAll(dir, 0o755))
-	for _, r := range chosen {
-		k := r.kernel
-		image := k.fetch(b.P, b.cache, b.update)
-		if _, err := os.Stat(image.types()); err != nil {
-			b.boot(k, image, &machine{}, func(kernel, string) []file { return nil })
-		}
-		b.writeFile(filepath.Join(dir, k.release+"-"+k.arch+".btf"), must.Get(os.ReadFile(image.types()))(b))
-	}
-	// The machine that the maintainers test on has a newer kernel than Debian.
-	if types, err := os.ReadFile(kernelTypes); err == nil {
-		release := strings.Split(string(must.Get(os.ReadFile(kernelRelease))(b)), ".")
-		b.writeFile(filepath.Join(dir, release[0]+"."+release[1]+"-"+runtime.GOARCH+".btf"), types)
-	}
 }
 
 // boot runs a guest, with files in addition to /init, and keeps its kernel's types.
