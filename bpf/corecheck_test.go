@@ -3,11 +3,11 @@
 package bpf
 
 import (
+	"cmp"
 	"encoding/binary"
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -16,23 +16,22 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
+	gocmp "github.com/google/go-cmp/cmp"
 )
 
-// fullTypes makes TestRelocations renew its input ("make generate-btf").
-var fullTypes = flag.String("types", "", "write testdata/btf anew, from the full BTF files in this `directory`")
+// update makes TestRelocations write the table that it compares otherwise.
+var update = flag.Bool("update", false, "write KERNELS.md anew")
 
-// optional lists what the programs look for and a kernel may lack. Each use has
-// to be guarded in the source, by bpf_core_field_exists or the like: the loader
-// replaces what it guards by an instruction that the verifier must not reach.
-var optional = map[string]string{
-	"mem_cgroup___inside.vmstats.state[0]": "behind a pointer since 6.1",
-}
+const tableFile = "KERNELS.md"
 
-// The programs fit kernels that are not the running one, as far as types go:
-// every field and enumerator that they use is found in each kernel's BTF, and
-// every signal has its tracepoints there. The files in testdata are the small
-// part of a kernel's BTF that this takes.
+// columns are those of the table. The first are signals, the others figures.
+var columns = []string{"forks", "OOM kills", "reclaim", "block errors", "PIDs", "memory", "cgroups", "ext4", "xfs", "btrfs"}
+
+// The programs fit kernels that are not the running one, as far as types and helpers go:
+// what they look for in each kernel's types is there, or costs what the table says. The
+// files in testdata are the small part of a kernel's types that this takes.
 func TestRelocations(t *testing.T) {
 	if *fullTypes != "" {
 		reduceTypes(t, *fullTypes)
@@ -41,47 +40,141 @@ func TestRelocations(t *testing.T) {
 	if err != nil || len(paths) == 0 {
 		t.Fatalf("no kernel types: %v, %v", paths, err)
 	}
-	for _, path := range paths {
-		kernel := strings.TrimSuffix(filepath.Base(path), ".btf")
+	slices.SortFunc(paths, func(a, b string) int { return cmp.Compare(padded(a), padded(b)) })
+	rows := [][]string{append([]string{"kernel"}, columns...)}
+	for _, file := range paths {
+		kernel := strings.TrimSuffix(filepath.Base(file), ".btf")
 		t.Run(kernel, func(t *testing.T) {
-			types, err := btf.LoadSpec(path)
+			types, err := btf.LoadSpec(file)
 			if err != nil {
 				t.Fatal(err)
 			}
-			spec := objectFor(t, kernel)
-			for _, u := range unresolved(t, spec, types) {
-				name := u[strings.LastIndex(u, " ")+1:]
-				if why := optional[name]; why != "" {
-					t.Logf("%s (%s)", u, why)
-				} else {
-					t.Errorf("not in kernel %s: %s", kernel, u)
+			cells := worksOn(t, objectFor(t, kernel), types)
+			row := []string{kernel}
+			for _, column := range columns {
+				row = append(row, cells[column])
+			}
+			rows = append(rows, row)
+			for _, column := range columns[:5] {
+				if strings.HasPrefix(cells[column], "no") {
+					t.Errorf("%s: %s", column, cells[column])
 				}
 			}
-			l := loader{spec: spec, opts: ebpf.CollectionOptions{Programs: ebpf.ProgramOptions{KernelTypes: types}}}
-			for signal := range Signal(NumSignals) {
-				progs, missing := l.choose(signal)
-				if missing != nil {
-					t.Errorf("signal %s: no tracepoint %s", signal, missing.name)
-				}
-				for _, p := range progs {
-					t.Logf("%s by %s", signal, p.name)
-				}
-			}
-			l.layout = findLayout(types)
-			for f := range filesystems() {
-				known := l.layout.known&(1<<f) != 0
-				t.Logf("%v known: %t", f, known)
-				if builtIn := f == Ext4 || kernel == "6.18-amd64"; builtIn && !known { // Debian has the others in modules
-					t.Errorf("%v: not all fields found: %v", f, found(types))
-				}
-			}
-			isTask, err := victimIsTask(types)
-			if err != nil {
-				t.Error(err)
-			}
-			t.Logf("mark_victim passes a task: %t", isTask)
 		})
 	}
+	want := tableText(t, rows)
+	if *update || *fullTypes != "" {
+		if err := os.WriteFile(tableFile, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := gocmp.Diff(readAll(t, tableFile), want); diff != "" {
+		t.Errorf("%s is not what the programs need and the kernels have; go test -run TestRelocations ./bpf -update (-file +now):\n%s", tableFile, diff)
+	}
+}
+
+// padded makes 5.10 come before 6.1.
+func padded(name string) string {
+	return regexp.MustCompile(`\d+`).ReplaceAllStringFunc(name, func(n string) string { return fmt.Sprintf("%4s", n) })
+}
+
+// tableText is the file with this table in place of the one in it.
+func tableText(t *testing.T, rows [][]string) string {
+	t.Helper()
+	width := make([]int, len(rows[0]))
+	for _, row := range rows {
+		for i, cell := range row {
+			width[i] = max(width[i], len(cell))
+		}
+	}
+	line := func(row []string) string {
+		var b strings.Builder
+		for i, cell := range row {
+			fmt.Fprintf(&b, "| %-*s ", width[i], cell)
+		}
+		return b.String() + "|\n"
+	}
+	rule := make([]string, len(width))
+	for i := range rule {
+		rule[i] = strings.Repeat("-", width[i])
+	}
+	before, after, found := strings.Cut(readAll(t, tableFile), "\n| kernel ")
+	if !found {
+		t.Fatalf("%s has no table", tableFile)
+	}
+	_, after, _ = strings.Cut(after, "\n\n")
+	var b strings.Builder
+	b.WriteString(before + "\n" + line(rows[0]) + line(rule))
+	for _, row := range rows[1:] {
+		b.WriteString(line(row))
+	}
+	return b.String() + "\n" + after
+}
+
+// worksOn returns what works on a kernel, by column.
+func worksOn(t *testing.T, spec *ebpf.CollectionSpec, types *btf.Spec) map[string]string {
+	t.Helper()
+	l := loader{spec: spec, opts: ebpf.CollectionOptions{Programs: ebpf.ProgramOptions{KernelTypes: types}}}
+	l.layout = findLayout(types)
+	missing := unresolved(t, spec, types)
+	lost := make(map[string]string) // and why
+	for signal := range Signal(NumSignals) {
+		progs, without := l.choose(signal)
+		if without != nil {
+			lost[signal.String()] = "no " + cmp.Or(without.instead, without.name)
+			if without.timer != "" {
+				lost[signal.String()] = "no timer"
+			}
+		}
+		for _, p := range progs {
+			for _, name := range missing[p.name] {
+				parts := costs(name)
+				if other := instead[name]; other != "" && !slices.Contains(missing[p.name], other) {
+					parts = nil
+				}
+				t.Logf("%s lacks %s, which costs %v", p.name, name, parts)
+				for _, part := range parts {
+					lost[part] = cmp.Or(lost[part], "no "+name)
+				}
+			}
+		}
+	}
+	cells := make(map[string]string)
+	for _, column := range columns {
+		part, needs := column, ""
+		switch column {
+		case "forks":
+			part = Tasks.String()
+		case "OOM kills":
+			part = OOM.String()
+		case "block errors":
+			part = BlockIO.String()
+		case "PIDs": // without the timer, too
+			part, needs = "pids", Tasks.String()
+			if lost[Pressure.String()] != "" {
+				delete(lost, part)
+			}
+		case "memory", "cgroups":
+			needs = Pressure.String()
+		case "ext4", "xfs", "btrfs":
+			part, needs = "filesystems", Pressure.String()
+		}
+		cells[column] = cmp.Or(lost[needs], lost[part], "yes")
+	}
+	for f := range filesystems() {
+		if cells[f.String()] == "yes" && l.layout.known&(1<<f) == 0 {
+			cells[f.String()] = "no types"
+		}
+	}
+	if progs, _ := l.choose(BlockIO); cells["block errors"] == "yes" && progs[0].name == nodeprobeProgBlockRqComplete {
+		cells["block errors"] = "by request"
+	}
+	if isTask, err := victimIsTask(types); err != nil {
+		t.Error(err)
+	} else if cells["OOM kills"] == "yes" && !isTask {
+		cells["OOM kills"] = "by thread ID"
+	}
+	return cells
 }
 
 // Nothing of the above is worth much if it cannot fail.
@@ -98,12 +191,19 @@ func TestRelocationsSeeWhatIsMissing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := unresolved(t, objectFor(t, "amd64"), types)
-	if want := "mark_victim: byte_off task_struct.comm"; !slices.Contains(got, want) {
-		t.Errorf("%q is not in %q", want, got)
+	got := unresolved(t, objectFor(t, "amd64"), types)["mark_victim"]
+	for _, want := range []string{"task_struct.comm", asm.FnRingbufReserve.String()} {
+		if !slices.Contains(got, want) {
+			t.Errorf("%q is not in %q", want, got)
+		}
 	}
-	if found := "mark_victim: byte_off task_struct.tgid"; slices.Contains(got, found) {
+	if found := "task_struct.tgid"; slices.Contains(got, found) {
 		t.Errorf("%q is in %q", found, got)
+	}
+	for column, cell := range worksOn(t, objectFor(t, "amd64"), typesWith(t, &btf.Int{Name: "int", Size: 4})) {
+		if !strings.HasPrefix(cell, "no ") {
+			t.Errorf("%s without any types: %s", column, cell)
+		}
 	}
 }
 
@@ -121,21 +221,23 @@ func objectFor(t *testing.T, kernel string) *ebpf.CollectionSpec {
 	return spec
 }
 
-// unresolved relocates the programs and returns what cannot be, in the form
-// "program: kind type.field".
-func unresolved(t *testing.T, spec *ebpf.CollectionSpec, types *btf.Spec) []string {
+// unresolved relocates the programs and returns what cannot be, and which helpers the
+// kernel lacks, by program: names as in costs.
+func unresolved(t *testing.T, spec *ebpf.CollectionSpec, types *btf.Spec) map[string][]string {
 	t.Helper()
-	var bad []string
+	bad := make(map[string][]string)
+	known := helpersIn(types)
 	var total int
 	for name, prog := range spec.Programs {
 		var relocations []*btf.CORERelocation
 		for i := range prog.Instructions {
-			if r := btf.CORERelocationMetadata(&prog.Instructions[i]); r != nil {
+			ins := &prog.Instructions[i]
+			if r := btf.CORERelocationMetadata(ins); r != nil {
 				relocations = append(relocations, r)
 			}
-		}
-		if len(relocations) == 0 {
-			continue
+			if helper := asm.BuiltinFunc(ins.Constant); ins.IsBuiltinCall() && !known[uint64(helper)] {
+				bad[name] = append(bad[name], helper.String())
+			}
 		}
 		total += len(relocations)
 		fixups, err := btf.CORERelocate(relocations, []*btf.Spec{types}, binary.LittleEndian,
@@ -145,14 +247,16 @@ func unresolved(t *testing.T, spec *ebpf.CollectionSpec, types *btf.Spec) []stri
 		}
 		for i := range fixups {
 			if strings.HasSuffix(fixups[i].String(), "poison") {
-				bad = append(bad, name+": "+describe(t, spec.Types, relocations[i]))
+				_, what, _ := strings.Cut(describe(t, spec.Types, relocations[i]), " ")
+				bad[name] = append(bad[name], what)
 			}
 		}
+		slices.Sort(bad[name])
+		bad[name] = slices.Compact(bad[name])
 	}
 	if total == 0 {
 		t.Error("no relocations in the programs")
 	}
-	slices.Sort(bad)
 	return bad
 }
 
@@ -194,83 +298,8 @@ func describe(t *testing.T, types *btf.Spec, r *btf.CORERelocation) string {
 		case *btf.Union:
 			name, typ = name+"."+of.Members[n].Name, of.Members[n].Type
 		case *btf.Array:
-			name, typ = fmt.Sprintf("%s[%d]", name, n), of.Type
+			typ = of.Type // the first, of all
 		}
 	}
 	return kind + " " + name
-}
-
-// reduceTypes writes testdata/btf: for each file in a directory the types that
-// the relocations touch, and the tracepoints. bpftool leaves out the latter.
-func reduceTypes(t *testing.T, from string) {
-	t.Helper()
-	paths, err := filepath.Glob(filepath.Join(from, "*.btf"))
-	if err != nil || len(paths) == 0 {
-		t.Fatalf("%s has no file *.btf: %v", from, err)
-	}
-	const to = "testdata/btf"
-	if err := os.RemoveAll(to); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.MkdirAll(to, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	objects := generated(t, "nodeprobe_*_bpfel.o")
-	for _, path := range paths {
-		reduced := filepath.Join(t.TempDir(), "reduced.btf")
-		args := append([]string{"gen", "min_core_btf", path, reduced}, objects...)
-		if out, err := exec.CommandContext(t.Context(), "bpftool", args...).CombinedOutput(); err != nil {
-			t.Fatalf("bpftool %v: %v\n%s", args, err, out)
-		}
-		full, err := btf.LoadSpec(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		small, err := btf.LoadSpec(reduced)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var types []btf.Type
-		for typ, err := range small.All() {
-			if err != nil {
-				t.Fatal(err)
-			}
-			types = append(types, typ)
-		}
-		for _, p := range programs() {
-			for _, name := range []string{p.name, p.instead} {
-				if proto, err := tracepoint(full, name); name != "" && err == nil {
-					types = append(types, outline(name, proto))
-				}
-			}
-		}
-		types = append(types, structures(found(full))...)
-		if hasTimers(full) {
-			types = append(types, &btf.Enum{Name: "bpf_func_id", Size: 4, Values: []btf.EnumValue{{Name: "BPF_FUNC_timer_init"}}})
-		}
-		b, err := btf.NewBuilder(types, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		data, err := b.Marshal(nil, &btf.MarshalOptions{Order: binary.LittleEndian})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(to, filepath.Base(path)), data, 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-// outline returns the type of a tracepoint without what its parameters point to.
-func outline(name string, proto *btf.FuncProto) btf.Type {
-	short := &btf.FuncProto{Return: (*btf.Void)(nil)}
-	for _, p := range proto.Params {
-		var typ btf.Type = &btf.Int{Name: "unsigned long", Size: 8}
-		if _, isPointer := btf.As[*btf.Pointer](p.Type); isPointer {
-			typ = &btf.Pointer{Target: (*btf.Void)(nil)}
-		}
-		short.Params = append(short.Params, btf.FuncParam{Name: p.Name, Type: typ})
-	}
-	return &btf.Typedef{Name: "btf_trace_" + name, Type: &btf.Pointer{Target: short}}
 }

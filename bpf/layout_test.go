@@ -19,16 +19,18 @@ import (
 // place is where a member is.
 type place struct{ offset, size uint32 }
 
-// found returns the places of all fields that a kernel has, by path.
-func found(types *btf.Spec) map[string]place {
+// found returns the places of all fields that a kernel and its modules have, by path.
+func found(types ...*btf.Spec) map[string]place {
 	places := make(map[string]place)
 	for _, f := range fields() {
 		for path := range strings.FieldsSeq(f.paths) {
 			name, members, _ := strings.Cut(path, ".")
-			named, _ := types.AnyTypesByName(name)
-			for _, typ := range named {
-				if offset, size := member(typ, members); size > 0 {
-					places[path] = place{offset, size}
+			for _, spec := range types {
+				named, _ := spec.AnyTypesByName(name)
+				for _, typ := range named {
+					if offset, size := member(typ, members); size > 0 {
+						places[path] = place{offset, size}
+					}
 				}
 			}
 		}

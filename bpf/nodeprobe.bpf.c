@@ -77,11 +77,17 @@ struct edge *edge_type __attribute__((unused));
  */
 const volatile bool victim_is_task = true;
 
-/* The inode number of the directory of the task's memory cgroup, or 0. */
+/* The inode number of the directory of the task's memory cgroup, or 0: a kernel that
+ * lacks one of the fields kills all the same. */
 static __always_inline u64 memory_cgroup_id(struct task_struct *task)
 {
-	struct cgroup_subsys_state *css = memory_css(task);
+	struct cgroup_subsys_state *css;
 
+	if (!bpf_core_field_exists(struct task_struct, cgroups) || !bpf_core_field_exists(struct css_set, subsys) ||
+	    !bpf_core_field_exists(struct cgroup_subsys_state, cgroup) || !bpf_core_field_exists(struct cgroup, kn) ||
+	    !bpf_core_field_exists(struct kernfs_node, id))
+		return 0;
+	css = memory_css(task);
 	return BPF_CORE_READ(css, cgroup, kn, id);
 }
 

@@ -38,7 +38,8 @@ static __always_inline u64 find_cpus(u64 cpus)
 	u64 base = 0;
 	u32 zero = 0;
 
-	if (!bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_map_lookup_percpu_elem) || cpus > MAX_CPUS)
+	if (!bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_map_lookup_percpu_elem) ||
+	    !bpf_core_field_exists(struct bpf_array, pptrs) || cpus > MAX_CPUS)
 		return 0;
 	bpf_probe_read_kernel(&base, sizeof(base), (void *)number(&per_cpu) + bpf_core_field_offset(struct bpf_array, pptrs));
 	if (!base)
