@@ -264,7 +264,7 @@ func (k *kernel) readLevels(l *Levels) {
 			Stale:      Edges(w.Stale),
 			Filesystem: Filesystem(w.Kind),
 			shift:      w.Shift,
-			summed:     read.Cpus > 0,
+			summed:     read.Cpus > 0 && w.Kind != 0,
 		}
 		if total := k.timer.totals[i]; total > 0 {
 			l.Watches[i].Value = total - int64(k.readTotals().Tasks)
