@@ -103,11 +103,13 @@ func parseSELinuxType(b []byte) string {
 }
 
 // lockedDown reports whether the kernel lacks the helper that lockdown=confidentiality
-// takes away, for all that err says. Every kernel with BTF has it otherwise.
+// takes away, for all that err says: bpf_probe_read_kernel, or bpf_probe_read, which the
+// library puts in its place where it finds the former missing. Every kernel with BTF has
+// both otherwise.
 func lockedDown(err error) bool {
 	var verifier *ebpf.VerifierError
 	return errors.As(err, &verifier) && slices.ContainsFunc(verifier.Log, func(line string) bool {
-		return strings.Contains(line, "bpf_probe_read_kernel") &&
+		return strings.Contains(line, "bpf_probe_read") &&
 			(strings.Contains(line, "unknown func") || strings.Contains(line, "cannot use helper"))
 	})
 }

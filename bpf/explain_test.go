@@ -79,6 +79,13 @@ func TestExplain(t *testing.T) {
 			help: "lockdown=integrity",
 			is:   unix.EINVAL,
 		},
+		"lockdown that no file shows, as the library puts it": { // of Debian's 6.1
+			env:  environment{caps: both, release: "6.1"},
+			err:  &ebpf.VerifierError{Cause: unix.EINVAL, Log: []string{"; int probe()", "unknown func bpf_probe_read#4"}},
+			want: "as with lockdown=confidentiality",
+			help: "lockdown=integrity",
+			is:   unix.EINVAL,
+		},
 		"lockdown that no file shows, in newer words": {
 			env:  environment{caps: both},
 			err:  &ebpf.VerifierError{Cause: unix.EINVAL, Log: []string{"program of this type cannot use helper bpf_probe_read_kernel#113"}},
