@@ -1,7 +1,6 @@
 package probe
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -284,8 +283,8 @@ func ancestors(dir string) []string {
 // mountsAnswer is how two filesystems are mounted; nil is one not asked about.
 type mountsAnswer struct {
 	of     [2]*filesystem
-	mounts [2]Mount
-	errs   [2]error
+	mounts []Mount
+	err    error
 }
 
 // findMounts looks up how those filesystems are mounted that answered this sample. The
@@ -310,15 +309,11 @@ func (r *diskReader) findMounts(now time.Time, changed bool) error {
 	r.mounts.Start(now, "read "+mount.TablePaths(procfs)[0], func() (a mountsAnswer) {
 		a.of = all
 		for i, path := range paths {
-			switch {
-			case path == "":
+			if path == "" {
 				a.of[i] = nil
-			case i > 0 && path == paths[0]:
-				a.mounts[i], a.errs[i] = a.mounts[0], a.errs[0]
-			default:
-				a.mounts[i], a.errs[i] = mount.Find(procfs, rootfs, path)
 			}
 		}
+		a.mounts, a.err = mount.FindAll(procfs, rootfs, paths[:]...)
 		return a
 	})
 	if a, ok, err := await(&r.mountsLate, &r.mounts, now, r.wait, r.mountsKnown); ok {
@@ -333,11 +328,10 @@ func (r *diskReader) takeMounts(a mountsAnswer, err error) {
 		r.mountsErr = late(r.mountsErr, err)
 		return
 	}
-	r.mountsKnown, r.mountsErr = true, nil
+	r.mountsKnown, r.mountsErr = true, a.err
 	for i, f := range a.of {
 		if f != nil {
 			f.mount = a.mounts[i]
-			r.mountsErr = cmp.Or(r.mountsErr, a.errs[i])
 		}
 	}
 }

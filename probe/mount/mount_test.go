@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -37,6 +38,38 @@ const containerTable = `500 499 0:70 / / rw - overlay overlay rw,lowerdir=/a:/b
 511 510 254:16 / /host/root/var/lib/kubelet ro,noatime master:2 - xfs /dev/vdb rw
 `
 
+// findOne is find for one path.
+func findOne(table io.Reader, rootfs, path string) (Info, error) {
+	found, err := find(table, rootfs, []string{path})
+	return found[0], err
+}
+
+// Several paths take one look at the table, whether it is the node's or our own.
+func TestFindAll(t *testing.T) {
+	for rootfs, table := range map[string]string{"/": nodeTable, "/host/root": containerTable} {
+		root := probetest.NewRoot(t)
+		root.Write(t, "proc/1/mountinfo", table)
+		paths := []string{"/var/lib/kubelet/pods", "", "/etc", "/var/lib/kubelet"}
+		got, err := FindAll(root.Path("proc"), rootfs, paths...)
+		probetest.Must(t, err)
+		for i, path := range paths {
+			var want Info
+			if path != "" {
+				want, err = Find(root.Path("proc"), rootfs, path)
+				probetest.Must(t, err)
+			}
+			if got[i] != want {
+				t.Errorf("%q below %s: %+v, want %+v", path, rootfs, got[i], want)
+			}
+		}
+	}
+	// One that no mount holds costs itself only.
+	got, err := find(strings.NewReader("20 1 8:1 / /mnt rw - ext4 /dev/sda rw\n"), "/", []string{"/etc", "/mnt/x"})
+	if !errors.Is(err, fs.ErrNotExist) || got[0] != (Info{}) || got[1].ID != 20 {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
 func TestFindInTable(t *testing.T) {
 	for _, test := range []struct {
 		table, rootfs, path string
@@ -63,7 +96,7 @@ func TestFindInTable(t *testing.T) {
 		{"1 1 0:1 / / rw - rootfs rootfs rw\n20 1 8:1 / / rw - ext4 /dev/sda rw\n", "/", "/x", "20 / ext4 /dev/sda", ""},
 		{"20 1 8:1 / / rw - ext4 /dev/sda rw,shutdown", "/", "/", "20 / ext4 /dev/sda", "shutdown"},
 	} {
-		m, err := find(strings.NewReader(test.table), test.rootfs, test.path)
+		m, err := findOne(strings.NewReader(test.table), test.rootfs, test.path)
 		if err != nil {
 			t.Errorf("%s in %s: %v", test.path, test.rootfs, err)
 			continue
@@ -101,7 +134,7 @@ func TestFindErrors(t *testing.T) {
 		{"20 1 8:4294967296 / / rw - ext4 a rw\n", `line "20 1 8:4294967296 / / rw - ext4 a rw": strconv.ParseUint: parsing "4294967296": value out of range`},
 		{"20 20 8:1 / /x rw - ext4 a rw\n21 20 8:1 / /y", `line "21 20 8:1 / /y": too few fields`},
 	} {
-		_, err := find(strings.NewReader(test.table), "/", "/srv")
+		_, err := findOne(strings.NewReader(test.table), "/", "/srv")
 		if probetest.ErrText(err) != test.want {
 			t.Errorf("%q: got %v, want %s", test.table, err, test.want)
 		}
@@ -122,7 +155,7 @@ func TestFindHuge(t *testing.T) {
 		fmt.Fprintf(&table, "%d 27 0:%d / /run/pods/%d rw - overlay overlay rw,lowerdir=/layer\n", 100+i, i, i)
 	}
 	fmt.Fprintf(&table, "28 27 0:9 / /srv rw - overlay overlay rw,lowerdir=%s,ro\n", strings.Repeat("/layer:", 30_000))
-	m, err := find(bytes.NewReader(table.Bytes()), "/", "/srv/x")
+	m, err := findOne(bytes.NewReader(table.Bytes()), "/", "/srv/x")
 	if err != nil || m.ID != 28 {
 		t.Fatalf("got mount %d, %v; want 28", m.ID, err)
 	}
@@ -130,7 +163,7 @@ func TestFindHuge(t *testing.T) {
 		t.Error("the last option was lost")
 	}
 	table.WriteString(strings.Repeat("x", maxLine))
-	if _, err := find(bytes.NewReader(table.Bytes()), "/", "/srv/x"); err == nil {
+	if _, err := findOne(bytes.NewReader(table.Bytes()), "/", "/srv/x"); err == nil {
 		t.Error("a line of more than 1 MiB was read")
 	}
 }
@@ -251,7 +284,7 @@ func FuzzFind(f *testing.F) {
 	f.Add(containerTable, "/host/root", "/var/lib/kubelet")
 	f.Add("1 2 0:1 / / rw - a b rw\n2 1 0:1 / / rw - a b rw\n", "/", "/")
 	f.Fuzz(func(t *testing.T, table, rootfs, path string) {
-		m, err := find(strings.NewReader(table), rootfs, "/"+path)
+		m, err := findOne(strings.NewReader(table), rootfs, "/"+path)
 		if (err != nil) != (m == Info{}) {
 			t.Errorf("both %+v and %v", m, err)
 		}
