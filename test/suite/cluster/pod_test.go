@@ -129,7 +129,9 @@ func wantOnlyOurs(t *testing.T, cp *controlplane.ControlPlane, user, node string
 	t.Helper()
 	patches, events := 0, 0
 	for _, e := range stage.Writes(t, cp, "nodeprobe", since) {
-		if e.ResponseStatus.Code/100 != 2 || e.User.Username != user {
+		// The Event that a rehearsal counts up was never stored.
+		rehearsed := e.ResponseStatus.Code == 404 && strings.HasSuffix(e.RequestURI, "?dryRun=All")
+		if e.ResponseStatus.Code/100 != 2 && !rehearsed || e.User.Username != user {
 			t.Errorf("%s %s by %s: %d", e.Verb, e.RequestURI, e.User.Username, e.ResponseStatus.Code)
 		}
 		switch e.Request() {
