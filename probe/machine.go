@@ -57,7 +57,7 @@ func cleanText(b []byte) string {
 
 // firmwareUUID returns the UUID of the firmware (which only root may read), else that of
 // the device tree, else "". It does not use DMIClass of prometheus/procfs, which reads
-// all 22 files, and returns none of them if any cannot be read.
+// all 22 files for this one, and nothing of the device tree.
 func firmwareUUID(procfs, sysfs string, at func(path string)) string {
 	for _, path := range []string{
 		filepath.Join(sysfs, "class/dmi/id/product_uuid"),
