@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,8 +23,8 @@ type kernel struct {
 	arch string
 	// release is the first two numbers of the version.
 	release string
-	// suite is where the newest build is. The security archive has a small
-	// index, and a kernel in it at nearly all times.
+	// suite is where the newest build is. The security archive has a kernel in it at
+	// nearly all times.
 	suite string
 }
 
@@ -39,7 +38,8 @@ var all = []kernel{
 
 func (k kernel) String() string { return k.arch + "-" + k.release }
 
-// image is an unpacked kernel package, reduced to what a guest needs.
+// image is an unpacked kernel package, reduced to what a guest needs, with the tools that
+// make its filesystems.
 type image struct {
 	dir     string
 	version string // Debian's
@@ -47,6 +47,7 @@ type image struct {
 
 func (i image) vmlinuz() string { return filepath.Join(i.dir, "vmlinuz") }
 func (i image) modules() string { return filepath.Join(i.dir, "modules") }
+func (i image) tools() string   { return filepath.Join(i.dir, "tools") }
 
 func (i image) types() string { return filepath.Join(i.dir, "vmlinux.btf") }
 
@@ -61,12 +62,12 @@ func cacheDir(p *program.P) string {
 
 // fetch returns the kernel from the cache or, if it is not there or an update is
 // asked for, from Debian. Only complete ones are in the cache, by version and by what
-// is taken of a package.
+// is taken of the packages.
 func (k kernel) fetch(p *program.P, cache string, update bool) image {
 	dir := filepath.Join(cache, k.String())
 	must.OK(p, os.MkdirAll(dir, 0o755))
 	link := filepath.Join(dir, "current")
-	taken := fmt.Sprintf("_%08x", crc32.ChecksumIEEE([]byte(strings.Join(wantedModules, " "))))
+	taken := fmt.Sprintf("_%08x", crc32.ChecksumIEEE(fmt.Append(nil, bootModules, lateModules, tools)))
 	if name, err := os.Readlink(link); err == nil && strings.HasSuffix(name, taken) && !update {
 		return image{filepath.Join(dir, name), strings.TrimSuffix(name, taken)}
 	}
@@ -88,7 +89,13 @@ func (k kernel) fetch(p *program.P, cache string, update bool) image {
 		tree, partial := filepath.Join(scratch, "tree"), image{filepath.Join(scratch, "image"), version}
 		// Nothing of the package is run.
 		output(p, scratch, "dpkg-deb", "-x", only(p, filepath.Join(scratch, "*.deb")), tree)
-		partial.take(p, tree)
+		partial.takeModules(p, tree)
+		must.OK(p, os.Rename(only(p, filepath.Join(tree, "boot/vmlinuz-*")), partial.vmlinuz()))
+		apt("apt-get", append([]string{"install", "--download-only", "--no-install-recommends", "-y"}, toolPackages...)...)
+		for _, deb := range must.Get(filepath.Glob(filepath.Join(scratch, "archives/*.deb")))(p) {
+			output(p, scratch, "dpkg-deb", "-x", deb, filepath.Join(scratch, "tools"))
+		}
+		partial.takeTools(p, filepath.Join(scratch, "tools"))
 		// Another process may have been faster, with the same result.
 		if err := os.Rename(partial.dir, i.dir); !errors.Is(err, os.ErrExist) {
 			must.OK(p, err)
@@ -97,30 +104,6 @@ func (k kernel) fetch(p *program.P, cache string, update bool) image {
 	must.OK(p, os.Symlink(filepath.Base(i.dir), filepath.Join(scratch, "current")))
 	must.OK(p, os.Rename(filepath.Join(scratch, "current"), link))
 	return i
-}
-
-// wantedModules are for the disks and the network of the guest, and for the tests'
-// loop devices. What a kernel has built in has no file. ext4 is built into all.
-var wantedModules = []string{
-	"virtio", "virtio_ring", "virtio_pci_modern_dev", "virtio_pci_legacy_dev", "virtio_pci", "virtio_blk",
-	"failover", "net_failover", "virtio_net", "dummy", "loop",
-}
-
-func (i image) take(p *program.P, tree string) {
-	must.OK(p, os.MkdirAll(i.modules(), 0o755))
-	must.OK(p, os.Rename(only(p, filepath.Join(tree, "boot/vmlinuz-*")), i.vmlinuz()))
-	// In lib before Debian 13, in usr/lib since.
-	must.OK(p, filepath.WalkDir(tree, func(path string, _ fs.DirEntry, err error) error {
-		name, compressed, found := strings.Cut(filepath.Base(path), ".ko")
-		if err != nil || !found || !slices.Contains(wantedModules, strings.ReplaceAll(name, "-", "_")) {
-			return err
-		}
-		to := filepath.Join(i.modules(), name+".ko")
-		if compressed == ".xz" {
-			return os.WriteFile(to, output(p, tree, "xz", "-dc", path), 0o644)
-		}
-		return os.Rename(path, to)
-	}))
 }
 
 func only(p *program.P, pattern string) string {
@@ -140,12 +123,14 @@ func newApt(p *program.P, dir string, k kernel) (run func(command string, args .
 	for _, name := range []string{"lists/partial", "archives/partial"} {
 		must.OK(p, os.MkdirAll(filepath.Join(dir, name), 0o755))
 	}
-	archive := "debian"
-	if strings.HasSuffix(k.suite, "-security") {
-		archive += "-security"
+	// The tools come from the release itself.
+	const source = "deb [signed-by=%s] http://deb.debian.org/%s %s main\n"
+	release, security := strings.CutSuffix(k.suite, "-security")
+	sources := fmt.Appendf(nil, source, keyring, "debian", release)
+	if security {
+		sources = fmt.Appendf(sources, source, keyring, "debian-security", k.suite)
 	}
-	source := fmt.Sprintf("deb [signed-by=%s] http://deb.debian.org/%s %s main\n", keyring, archive, k.suite)
-	must.OK(p, os.WriteFile(filepath.Join(dir, "sources.list"), []byte(source), 0o644))
+	must.OK(p, os.WriteFile(filepath.Join(dir, "sources.list"), sources, 0o644))
 	must.OK(p, os.WriteFile(filepath.Join(dir, "status"), nil, 0o644))
 	options := []string{
 		"-qq",

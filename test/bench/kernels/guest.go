@@ -10,7 +10,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"time"
 	"unsafe"
 
@@ -24,7 +23,6 @@ import (
 const (
 	initPath      = "/init"
 	truePath      = "/bin/true"
-	modulesPath   = "/modules"
 	kernelTypes   = "/sys/kernel/btf/vmlinux"
 	kernelRelease = "/proc/sys/kernel/osrelease"
 
@@ -163,18 +161,10 @@ func prepare() (failures []string) {
 	}
 	try("set host name", unix.Sethostname([]byte(hostname)))
 
-	modules, err := filepath.Glob(modulesPath + "/*.ko")
-	try("list modules", err)
-	failed := map[string]error{}
-	for range modules { // one that needs another can only be inserted after it
-		for _, name := range modules {
-			if failed[name] = insertModule(name); errors.Is(failed[name], unix.EEXIST) {
-				failed[name] = nil
-			}
+	for _, name := range bootModules {
+		if err := insertModule(name); !errors.Is(err, errBuiltIn) {
+			try("insert "+name, err)
 		}
-	}
-	for name, err := range failed {
-		try("insert "+name, err)
 	}
 	try("set up network", setUpNetwork())
 	// Found by the kernel while it has other things to do.
@@ -184,15 +174,6 @@ func prepare() (failures []string) {
 	mount(scratchDisk, "/tmp", "ext4")
 	try("open /tmp to all users", os.Chmod("/tmp", 0o777|os.ModeSticky))
 	return failures
-}
-
-func insertModule(name string) error {
-	f, err := os.Open(name)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	return unix.FinitModule(int(f.Fd()), "", 0)
 }
 
 func appears(name string, timeout time.Duration) error {

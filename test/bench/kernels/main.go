@@ -9,7 +9,7 @@
 // It needs no privilege and no KVM, and leaves the machine's packages alone:
 // kernels come from Debian's archive by apt-get with lists of its own, and are
 // kept in the user's cache. The same program is the guests' /init,
-// /bin/true and /bin/trial.
+// /sbin/modprobe, /bin/true and /bin/trial.
 package main
 
 import (
@@ -35,6 +35,9 @@ func main() {
 		return
 	case os.Args[0] == trialPath:
 		program.Main("trial", trial)
+		return
+	case os.Args[0] == modprobePath:
+		program.Main("modprobe", modprobe)
 		return
 	case os.Args[0] == actorPath:
 		program.Main("actor", actor)
@@ -104,12 +107,12 @@ func (b *bench) test(r *report) {
 }
 
 // boot runs a guest, with files in addition to /init, and keeps its kernel's types.
-func (b *bench) boot(k kernel, i image, m *machine, more func(k kernel, scratch string) []file) *results {
+func (b *bench) boot(k kernel, i image, m *machine, more func(k kernel, i image, scratch string) []file) *results {
 	scratch := filepath.Join(b.scratch, k.String())
 	must.OK(b, os.MkdirAll(scratch, 0o755))
 	b.Logf("%s: building", k)
 	init := filepath.Join(scratch, "init")
-	files := more(k, scratch)
+	files := more(k, i, scratch)
 	b.goRun(k, filepath.Join(b.root, "test"), "build", "-o", init, "./bench/kernels")
 	b.Logf("%s: booting Debian's %s", k, i.version)
 	res := b.runGuest(k, i, m, append(files, file{name: initPath, from: init}), scratch)
@@ -128,7 +131,7 @@ func (b *bench) writeFile(name string, data []byte) {
 }
 
 // payload builds what the steps need.
-func (b *bench) payload(k kernel, scratch string) []file {
+func (b *bench) payload(k kernel, i image, scratch string) []file {
 	nodeprobe, test := filepath.Join(scratch, "nodeprobe"), filepath.Join(scratch, "bpf.test")
 	b.goRun(k, b.root, "build", "-o", nodeprobe, "./cmd/nodeprobe")
 	b.goRun(k, b.root, "test", "-c", "-o", test, "./bpf")
@@ -137,23 +140,28 @@ func (b *bench) payload(k kernel, scratch string) []file {
 		{name: "/bin/bpf.test", from: test},
 		{name: truePath, link: initPath}, // the tests start it to count forks
 		{name: trialPath, link: initPath},
+		{name: modprobePath, link: initPath},
 	}
+	files = append(append(files, treeOf(b.P, i.tools(), "/")...), treeOf(b.P, filepath.Join(b.root, "bpf"), "/src/bpf")...)
 	// Tests read the sources beside them, and objects of those in C: a guest has no
 	// compiler. Where this machine has none either, they are skipped.
-	must.OK(b, filepath.WalkDir(filepath.Join(b.root, "bpf"), func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() {
-			return err
+	for _, source := range must.Get(filepath.Glob(filepath.Join(b.root, "bpf/testdata/*.bpf.c")))(b) {
+		name := strings.TrimSuffix(filepath.Base(source), ".bpf.c") + ".o"
+		args := []string{"-O2", "-g", "-mcpu=v3", "-target", "bpf", "-c", source, "-o", filepath.Join(scratch, name)}
+		if exec.CommandContext(b.Context(), "clang", args...).Run() == nil {
+			files = append(files, file{name: "/src/bpf/testdata/" + name, from: filepath.Join(scratch, name)})
 		}
-		name := "/src/" + must.Get(filepath.Rel(b.root, path))(b)
-		files = append(files, file{name: name, from: path})
-		if source, found := strings.CutSuffix(name, ".bpf.c"); found && filepath.Base(filepath.Dir(path)) == "testdata" {
-			object := filepath.Join(scratch, filepath.Base(source)+".o")
-			args := []string{"-O2", "-g", "-mcpu=v3", "-target", "bpf", "-c", path, "-o", object}
-			if exec.CommandContext(b.Context(), "clang", args...).Run() == nil {
-				files = append(files, file{name: source + ".o", from: object})
-			}
+	}
+	return files
+}
+
+// treeOf returns the files below a directory for a directory of the guest.
+func treeOf(p *program.P, from, to string) (files []file) {
+	must.OK(p, filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() {
+			files = append(files, file{name: filepath.Join(to, strings.TrimPrefix(path, from)), from: path})
 		}
-		return nil
+		return err
 	}))
 	return files
 }

@@ -54,8 +54,8 @@ type stormNode struct {
 // The nodeprobe in it has to report all of that to an API server on this machine. A second
 // one, whose memory is not locked, is there to compare.
 func (b *bench) storm(r *report) {
-	image := r.kernel.fetch(b.P, b.cache, b.update)
-	r.version = image.version
+	i := r.kernel.fetch(b.P, b.cache, b.update)
+	r.version = i.version
 	cp := b.ControlPlane(controlplane.Options{AuditLog: true})
 	ports := must.Get(process.FreePorts(3))(b)
 	s := &director{bench: b, r: r, cp: cp, actor: fmt.Sprintf("http://127.0.0.1:%d/", ports[0]), nodes: []*stormNode{
@@ -76,7 +76,7 @@ func (b *bench) storm(r *report) {
 	for name := range parts {
 		files = append(files, file{name: "/bin/" + name, link: initPath})
 	}
-	r.judgeSteps(b.boot(r.kernel, image, m, func(kernel, string) []file { return files }))
+	r.judgeSteps(b.boot(r.kernel, i, m, func(kernel, image, string) []file { return files }))
 }
 
 // forward has a port of this machine lead to one of the guest.
