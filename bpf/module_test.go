@@ -18,6 +18,8 @@ func unload(t testing.TB, f Filesystem) {
 	t.Helper()
 	needRoot(t)
 	switch err := unix.DeleteModule(f.String(), unix.O_NONBLOCK); {
+	case errors.Is(err, unix.ENOSYS):
+		t.Skip("this kernel has no modules")
 	case errors.Is(err, unix.ENOENT): // not loaded, or built in
 		if drivers := readAll(t, "/proc/filesystems"); strings.Contains(drivers, f.String()) {
 			t.Skipf("%v is built into this kernel", f)
@@ -57,7 +59,6 @@ func TestModulesComeAndGo(t *testing.T) {
 				d.unmount(0)
 				e := wantEvent(t, s, Event{Kind: Stale, Watch: 1, Seq: uint64(before.Watches[1].Stale) + 1, On: true})
 				unload(t, f)
-				eventually(t, "ticks without the module", func() bool { return levels(s).Ticks > before.Ticks+2 })
 				if err := s.Refresh(); err != nil {
 					t.Fatal(err)
 				}

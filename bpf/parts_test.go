@@ -151,7 +151,9 @@ func TestPIDsNeedNoTimer(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 	watch(t, s)
-	threads(10)()
+	if err := exec.Command("true").Run(); err != nil {
+		t.Fatal(err)
+	}
 	if e := event(t, s, 50*time.Millisecond); e != nil {
 		t.Errorf("unwatched: %+v", e)
 	}

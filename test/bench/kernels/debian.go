@@ -34,7 +34,12 @@ var all = []kernel{
 	{"amd64", "6.12", "trixie-security"},
 	{"arm64", "6.1", "bookworm-security"},
 	{"arm64", "6.12", "trixie-security"},
+	{"amd64", "5.10", "bullseye-security"},
 }
+
+// old reports whether it is from before 5.15, and so has no timers for programs, nor stalls
+// of all that want a CPU.
+func (k kernel) old() bool { return k.release == "5.10" }
 
 func (k kernel) String() string { return k.arch + "-" + k.release }
 

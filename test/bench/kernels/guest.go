@@ -43,7 +43,7 @@ type step struct {
 
 // The tests come first: the snapshot then has OOM kills to count.
 var steps = []step{
-	{"bpf tests", []string{"/bin/bpf.test", "-test.v=test2json", "-test.timeout=8m"}},
+	{"bpf tests", []string{"/bin/bpf.test", "-test.v=test2json", "-test.timeout=8m", "-test.run=" + os.Getenv("RUN")}},
 	{"preflight", []string{"/bin/nodeprobe", "preflight"}},
 	{"preflight json", []string{"/bin/nodeprobe", "preflight", "-o", "json"}},
 	{"trial", []string{trialPath}},

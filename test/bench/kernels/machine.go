@@ -44,7 +44,7 @@ type machine struct {
 	// disk is a directory whose files are on its first disk; "" is none.
 	disk string
 	// network has ports of this machine that lead to those of the guest, as qemu
-	// writes them. Without any, the guest has neither network nor third disk.
+	// writes them. Without any, the guest has no network.
 	network []string
 	// during is called when it boots, and the guest is waited for afterwards. The
 	// context ends with the guest.
@@ -94,15 +94,14 @@ func (b *bench) qemu(k kernel, i image, m *machine, initrd, console string, disk
 		"-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-monitor", "none", "-serial", "stdio",
 		"-kernel", i.vmlinuz(), "-initrd", initrd,
 		// On a panic the machine restarts at once, which ends qemu.
-		"-append", parameters+" panic=-1 quiet",
+		// What the kernel does not know is in the environment of /init.
+		"-append", parameters+" panic=-1 quiet RUN="+b.only,
 	)
 	limit := ""
 	if len(m.network) > 0 {
 		// Without its firmware, which is in another package.
 		args = append(args, "-netdev", "user,id=net,hostfwd="+strings.Join(m.network, ",hostfwd="), "-device", "virtio-net-pci,netdev=net,romfile=")
 		limit = ",throttling.group=disks,throttling.bps-total=" + diskSpeed
-	} else {
-		disks = disks[:2]
 	}
 	for _, disk := range disks {
 		args = append(args, "-drive", "if=virtio,format=raw,cache=unsafe,file="+disk+limit)

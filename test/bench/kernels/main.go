@@ -53,6 +53,7 @@ func main() {
 type bench struct {
 	*program.P
 	update, verbose      bool
+	only                 string // of bpf's tests, a regular expression; "" is all, and the other steps
 	root, cache, scratch string
 }
 
@@ -60,6 +61,7 @@ func run(p *program.P) {
 	b := &bench{P: p}
 	p.Flags.BoolVar(&b.update, "update", false, "look for newer packages than those in the cache")
 	p.Flags.BoolVar(&b.verbose, "v", false, "print what the guests write to their console")
+	p.Flags.StringVar(&b.only, "run", "", "run none but those of bpf's tests that match a `regexp`")
 	types := p.Flags.String("types", "", "test nothing, but bring the BTF of all kernels in types.go, and this machine's, to `directory`")
 	names := p.ParseNames()
 	var chosen []*report
@@ -103,7 +105,12 @@ func (b *bench) test(r *report) {
 	image := r.kernel.fetch(b.P, b.cache, b.update)
 	r.version = image.version
 	res := b.boot(r.kernel, image, &machine{}, b.payload)
-	r.judge(b.P, res)
+	if b.only == "" {
+		r.judge(b.P, res)
+		return
+	}
+	r.judgeSteps(res)
+	r.judgeTests(b.P, res.files[outputName("bpf tests", "stdout")])
 }
 
 // boot runs a guest, with files in addition to /init, and keeps its kernel's types.
@@ -136,11 +143,12 @@ func (b *bench) payload(k kernel, i image, scratch string) []file {
 	b.goRun(k, b.root, "build", "-o", nodeprobe, "./cmd/nodeprobe")
 	b.goRun(k, b.root, "test", "-c", "-o", test, "./bpf")
 	files := []file{
-		{name: "/bin/nodeprobe", from: nodeprobe},
 		{name: "/bin/bpf.test", from: test},
 		{name: truePath, link: initPath}, // the tests start it to count forks
-		{name: trialPath, link: initPath},
 		{name: modprobePath, link: initPath},
+	}
+	if b.only == "" {
+		files = append(files, file{name: "/bin/nodeprobe", from: nodeprobe}, file{name: trialPath, link: initPath})
 	}
 	files = append(append(files, treeOf(b.P, i.tools(), "/")...), treeOf(b.P, filepath.Join(b.root, "bpf"), "/src/bpf")...)
 	// Tests read the sources beside them, and objects of those in C: a guest has no

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"os/exec"
 	"runtime"
 	"strings"
 	"sync"
@@ -28,8 +29,8 @@ const (
 	threadsMax = "/proc/sys/kernel/threads-max"
 )
 
-// trial runs nodeprobe while the limit on threads is lowered below what is in
-// use, the clock is stepped, and the machine is suspended.
+// trial runs nodeprobe while the limit on threads is lowered below what is in use, the clock
+// is stepped, the machine is suspended, and a filesystem's module comes and goes.
 func trial(p *program.P) {
 	makeThreads(16)
 	usual := must.Get(os.ReadFile(threadsMax))(p)
@@ -42,25 +43,31 @@ func trial(p *program.P) {
 	enough := func() error { return os.WriteFile(threadsMax, bytes.TrimSpace(usual), 0) }
 	p.Cleanup(func() { must.Note(p, enough()) })
 	for _, step := range []struct {
-		name string
-		do   func() error
+		name      string
+		do        func() error
+		condition string
 		// want is the status of the condition within the time or, if stay is set,
 		// throughout it.
 		want   float64
 		within time.Duration
 		stay   bool
 	}{
-		{"start", nothing, 0, 30 * time.Second, false},
-		{"fewer threads than there are", few, 1, 15 * time.Second, false},
-		{"enough again", enough, 1, 3 * time.Second, true},
-		{"an hour forwards", func() error { return stepClock(time.Hour) }, 1, 3 * time.Second, true},
-		{"two hours back", func() error { return stepClock(-2 * time.Hour) }, 1, 3 * time.Second, true},
+		{"start", nothing, "PIDPressure", 0, 30 * time.Second, false},
+		{"fewer threads than there are", few, "PIDPressure", 1, 15 * time.Second, false},
+		{"enough again", enough, "PIDPressure", 1, 3 * time.Second, true},
+		{"an hour forwards", func() error { return stepClock(time.Hour) }, "PIDPressure", 1, 3 * time.Second, true},
+		{"two hours back", func() error { return stepClock(-2 * time.Hour) }, "PIDPressure", 1, 3 * time.Second, true},
 		// The hold goes by another clock.
-		{"the hold ends", nothing, 0, trialHold, false},
-		{"fewer again", few, 1, 15 * time.Second, false},
-		{"suspended", suspend, 1, 3 * time.Second, true},
-		{"enough at last", enough, 0, trialHold + 15*time.Second, false},
-		{"suspended when all is well", suspend, 0, 3 * time.Second, true},
+		{"the hold ends", nothing, "PIDPressure", 0, trialHold, false},
+		{"fewer again", few, "PIDPressure", 1, 15 * time.Second, false},
+		{"suspended", suspend, "PIDPressure", 1, 3 * time.Second, true},
+		{"enough at last", enough, "PIDPressure", 0, trialHold + 15*time.Second, false},
+		{"suspended when all is well", suspend, "PIDPressure", 0, 3 * time.Second, true},
+		// Far from a limit that nothing in the kernel watches, the next sample is 10 s away.
+		{"an xfs is mounted, and its module loaded", func() error { return mountXFS(a) }, "DiskPressure", 0, time.Second, true},
+		{"its module is unloaded", unmountXFS, "DiskPressure", 0, 2 * time.Second, true},
+		{"it is back", func() error { return mountXFS(a) }, "DiskPressure", 0, time.Second, true},
+		{"it fills up", fillXFS, "DiskPressure", 1, time.Second, false},
 	} {
 		began := time.Now()
 		if err := step.do(); errors.Is(err, errors.ErrUnsupported) {
@@ -70,22 +77,63 @@ func trial(p *program.P) {
 			p.Fatalf("%s: %w", step.name, err)
 		}
 		for {
-			got, samples, err := ask(p, a)
+			got, samples, err := ask(p, a, step.condition)
 			took := time.Since(began)
 			if err == nil && got == step.want && (!step.stay || took > step.within) {
-				fmt.Fprintf(p.Out, "%s: PIDPressure is %v after %s; %v samples\n", step.name, got, took.Round(time.Millisecond), samples)
+				fmt.Fprintf(p.Out, "%s: %s is %v after %s; %v samples\n", step.name, step.condition, got, took.Round(time.Millisecond), samples)
 				break
 			}
 			if step.stay && err == nil && got != step.want || took > step.within {
-				p.Fatalf("%s: PIDPressure is %v after %s, want %v: %v", step.name, got, took, step.want, err)
+				p.Fatalf("%s: %s is %v after %s, want %v: %v", step.name, step.condition, got, took, step.want, err)
 			}
 			p.Sleep(50 * time.Millisecond)
 		}
 	}
 }
 
-// ask returns PIDPressure and how many samples nodeprobe has taken. It must be alive.
-func ask(p *program.P, a *agent.Agent) (status, samples float64, err error) {
+// kubeletDir is where nodeprobe looks for the disk.
+const kubeletDir = "/var/lib/kubelet"
+
+// mountXFS mounts a filesystem, and waits until nodeprobe says that its limit is watched in
+// the kernel.
+func mountXFS(a *agent.Agent) error {
+	before, err := a.Log()
+	if out, mkfsErr := exec.Command("/bin/mkfs.xfs", "-q", "-f", "-K", stormDisk).CombinedOutput(); mkfsErr != nil {
+		err = errors.Join(err, fmt.Errorf("mkfs.xfs: %w: %s", mkfsErr, out))
+	}
+	if err = errors.Join(err, os.MkdirAll(kubeletDir, 0o755), unix.Mount(stormDisk, kubeletDir, "xfs", 0, "")); err != nil {
+		return err
+	}
+	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		log, err := a.Log()
+		if err != nil {
+			return err
+		}
+		for _, record := range log[len(before):] {
+			if watched, _, _ := strings.Cut(record.Line, `"polled"`); record.Msg == "limits in the kernel" && strings.Contains(watched, "nodefs.available") {
+				return nil
+			}
+		}
+		if time.Now().After(deadline) {
+			return errors.New("its limit is not watched")
+		}
+	}
+}
+
+func unmountXFS() error {
+	return errors.Join(unix.Unmount(kubeletDir, 0), unix.DeleteModule("xfs", unix.O_NONBLOCK))
+}
+
+func fillXFS() error {
+	f, err := os.Create(kubeletDir + "/full")
+	if err != nil {
+		return err
+	}
+	return errors.Join(unix.Fallocate(int(f.Fd()), 0, 0, stormDiskSize/100*95), f.Close())
+}
+
+// ask returns a condition and how many samples nodeprobe has taken. It must be alive.
+func ask(p *program.P, a *agent.Agent, condition string) (status, samples float64, err error) {
 	if code, body, err := a.Get(p.Context(), "/livez"); err != nil || code != http.StatusOK {
 		return 0, 0, fmt.Errorf("/livez: %d: %s: %w", code, body, err)
 	}
@@ -95,7 +143,7 @@ func ask(p *program.P, a *agent.Agent) (status, samples float64, err error) {
 			samples += value
 		}
 	}
-	return metrics[`nodeprobe_node_condition{condition="PIDPressure",status="true"}`], samples, err
+	return metrics[`nodeprobe_node_condition{condition="`+condition+`",status="true"}`], samples, err
 }
 
 // makeThreads has the runtime start threads now that it may want later, when it
