@@ -38,6 +38,9 @@ type filesystem struct {
 	late  lateness
 	known bool // there was an answer
 
+	gaveUp   bool
+	gaveUpAt string // the path then
+
 	// Owned by the call under way.
 	candidates []statfsPath
 	resolved   time.Time
@@ -115,8 +118,10 @@ func statfsPaths(root string, dirs []string) []statfsPath {
 			path = filepath.Join(root, dir)
 		}
 		resolved := path
-		if direct, err := filepath.EvalSymlinks(path); err == nil && filepath.Clean(root) == "/" {
-			resolved = direct // elsewhere rootfs.Path did that
+		if filepath.Clean(root) == "/" { // elsewhere rootfs.Path did that
+			if direct, err := rootfs.Resolve(root, path); err == nil {
+				resolved = direct
+			}
 		}
 		paths = append(paths, statfsPath{path: path, resolved: resolved, terminated: append([]byte(path), 0), err: err})
 	}
@@ -171,10 +176,17 @@ func (f *filesystem) observations() (space, inodes Observation, err error) {
 	return space, inodes, nil
 }
 
-// found returns the filesystem that answered.
-func (f *filesystem) found() Filesystem {
+// found returns the filesystem that answered. One that gave up may not even do that any
+// more, nor be open to the kernel's watch: while nobody knows, it is as it was.
+func (f *filesystem) found(gaveUp func(path string) (is, known bool)) Filesystem {
+	if gaveUp != nil {
+		is, known := gaveUp(f.got.path)
+		if known || f.got.err == nil && f.got.path != f.gaveUpAt {
+			f.gaveUp, f.gaveUpAt = is && known, f.got.path
+		}
+	}
 	if f.got.err != nil {
-		return Filesystem{}
+		return Filesystem{GaveUp: f.gaveUp}
 	}
 	st := &f.got.st
 	unit := blockSize(st)
@@ -182,7 +194,7 @@ func (f *filesystem) found() Filesystem {
 	if st.Bfree < st.Bavail || unit == 0 || reserved > math.MaxInt64/unit {
 		reserved = 0
 	}
-	return Filesystem{Path: f.got.path, Reserved: int64(reserved * unit), Mount: f.mount}
+	return Filesystem{Path: f.got.path, Reserved: int64(reserved * unit), Mount: f.mount, GaveUp: f.gaveUp}
 }
 
 // errSize is wrapped by the error about a filesystem without a size, or an impossible
@@ -343,13 +355,13 @@ func (r *diskReader) start(now time.Time) {
 }
 
 // finish fills in the disk part of s, with the mounts looked up again if remount.
-func (r *diskReader) finish(s *Snapshot, remount bool) {
+func (r *diskReader) finish(s *Snapshot, remount bool, gaveUp func(path string) (is, known bool)) {
 	r.nodefs.finish(s.Time, r.wait)
 	r.imagefs.finish(s.Time, r.wait)
 	if remount || r.mountsLate.pending {
 		s.Errors[SourceMounts] = r.findMounts(time.Now(), remount)
 	}
-	s.NodeFs, s.ImageFs = r.nodefs.found(), r.imagefs.found()
+	s.NodeFs, s.ImageFs = r.nodefs.found(gaveUp), r.imagefs.found(gaveUp)
 	s.Signals[NodeFsAvailable], s.Signals[NodeFsInodesFree], s.Errors[SourceNodeFs] = r.nodefs.observations()
 	s.Signals[ImageFsAvailable], s.Signals[ImageFsInodesFree], s.Errors[SourceImageFs] = r.imagefs.observations()
 }

@@ -250,15 +250,15 @@ func TestRealStatfs(t *testing.T) {
 func TestFilesystem(t *testing.T) {
 	f := newFilesystem("/", []string{"/a", "/"})
 	f.got = statfsAnswer{path: "/host/a", st: unix.Statfs_t{Frsize: 4096, Blocks: 1000, Bfree: 300, Bavail: 250}}
-	if got, want := f.found(), (Filesystem{Path: "/host/a", Reserved: 50 * 4096}); got != want {
+	if got, want := f.found(nil), (Filesystem{Path: "/host/a", Reserved: 50 * 4096}); got != want {
 		t.Errorf("found %+v, want %+v", got, want)
 	}
 	f.got.st.Bavail = 301 // nonsense
-	if got, want := f.found(), (Filesystem{Path: "/host/a"}); got != want {
+	if got, want := f.found(nil), (Filesystem{Path: "/host/a"}); got != want {
 		t.Errorf("found %+v, want %+v", got, want)
 	}
 	f.got.err = unix.EIO
-	if got := f.found(); got != (Filesystem{}) {
+	if got := f.found(nil); got != (Filesystem{}) {
 		t.Errorf("found %+v after an error", got)
 	}
 }
@@ -303,7 +303,7 @@ func TestSnapshotMounts(t *testing.T) {
 func TestSnapshotGaveUp(t *testing.T) {
 	n := fullMachine.boot(t)
 	gaveUp := ""
-	s := n.sampler(t, func(c *Config) { c.GaveUp = func(path string) bool { return path == gaveUp } })
+	s := n.sampler(t, func(c *Config) { c.GaveUp = func(path string) (bool, bool) { return path == gaveUp, true } })
 	fs := s.Sample().NodeFs
 	if _, readOnly, known := fs.ReadOnly(); readOnly || !known || fs.Path == "" {
 		t.Fatalf("%+v", fs)
@@ -319,5 +319,45 @@ func TestSnapshotGaveUp(t *testing.T) {
 	}
 	if _, readOnly, known := new(Filesystem).ReadOnly(); readOnly || known {
 		t.Errorf("nothing known: read-only %t, known %t", readOnly, known)
+	}
+}
+
+// A filesystem that gave up may not answer any more, and then the kernel's watch on it
+// cannot be renewed: that it gave up is not forgotten over that, until it is known that
+// there is another one.
+func TestGaveUpIsRemembered(t *testing.T) {
+	n := fullMachine.boot(t)
+	var is, known bool
+	s := n.sampler(t, func(c *Config) { c.GaveUp = func(string) (bool, bool) { return is, known } })
+	works := s.disks.nodefs.call
+	broken := func([]byte, *unix.Statfs_t) error { return unix.EIO }
+	for _, step := range []struct {
+		name      string
+		is, known bool
+		call      func([]byte, *unix.Statfs_t) error
+		want      bool
+	}{
+		{"not watched yet", false, false, works, false},
+		{"works", false, true, works, false},
+		{"gave up", true, true, works, true},
+		{"not watched for a moment", false, false, works, true},
+		{"does not answer", true, true, broken, true},
+		{"nor is it watched", false, false, broken, true},
+		{"answers, not watched yet", false, false, works, true},
+		{"watched again", true, true, works, true},
+		{"another one", false, true, works, false},
+		{"does not answer without having given up", false, false, broken, false},
+	} {
+		is, known, s.disks.nodefs.call = step.is, step.known, step.call
+		fs := s.Sample().NodeFs
+		if _, readOnly, _ := fs.ReadOnly(); readOnly != step.want {
+			t.Errorf("%s: read-only %t", step.name, readOnly)
+		}
+	}
+	is, known, s.disks.nodefs.call = true, true, works
+	s.Sample()
+	known, s.disks.nodefs.candidates[0].path = false, "/elsewhere"
+	if fs := s.Sample().NodeFs; fs.GaveUp {
+		t.Errorf("passed on to %s", fs.Path)
 	}
 }

@@ -40,9 +40,9 @@ type Config struct {
 
 	// Kernel has the counters of the BPF programs; nil without BPF.
 	Kernel Kernel
-	// GaveUp tells of the filesystem at a path whether the kernel is known to refuse
-	// writes to it; nil without BPF.
-	GaveUp func(path string) bool
+	// GaveUp tells of the filesystem at a path whether the kernel refuses writes to it, if
+	// that is known; nil without BPF.
+	GaveUp func(path string) (is, known bool)
 	// Logger gets one line when a source fails, and one when it works again;
 	// nil for none.
 	Logger *slog.Logger
@@ -225,10 +225,7 @@ func (s *Sampler) Sample() *Snapshot {
 		snap.Kernel = s.cfg.Kernel.Counters()
 	}
 	s.facts.finish(snap)
-	s.disks.finish(snap, remount)
-	if gaveUp := s.cfg.GaveUp; gaveUp != nil {
-		snap.NodeFs.GaveUp, snap.ImageFs.GaveUp = gaveUp(snap.NodeFs.Path), gaveUp(snap.ImageFs.Path)
-	}
+	s.disks.finish(snap, remount, s.cfg.GaveUp)
 
 	// Capacity outlives a read that fails: the node still has its memory.
 	if snap.Memory.OK {

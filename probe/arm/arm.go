@@ -11,6 +11,7 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -94,7 +95,7 @@ func (l *Limits) Update(s *probe.Snapshot, estimates []pressure.Estimate, settle
 	if due {
 		l.arm(s)
 		// Another filesystem may be in the place of one that gave up. Nothing reports that.
-		if l.GaveUp(s.NodeFs.Path) != s.NodeFs.GaveUp || l.GaveUp(s.ImageFs.Path) != s.ImageFs.GaveUp {
+		if l.news(&s.NodeFs) || l.news(&s.ImageFs) {
 			again = minAgain
 		}
 	}
@@ -112,6 +113,13 @@ func (l *Limits) arm(s *probe.Snapshot) {
 	defer closeAll()
 	l.mu.Lock()
 	err := l.cfg.Watch(watches)
+	var refused bpf.WatchErrors
+	for i := range disks {
+		isThis := func(r bpf.WatchError) bool { return r.Watch == disks[i].slot }
+		if err != nil && (!errors.As(err, &refused) || slices.ContainsFunc(refused, isThis)) {
+			disks[i] = disk{}
+		}
+	}
 	l.disks = disks
 	l.mu.Unlock()
 	l.plan.armed(s, err)
@@ -120,9 +128,10 @@ func (l *Limits) arm(s *probe.Snapshot) {
 }
 
 // GaveUp reports whether the kernel refuses writes to a filesystem, which the latest
-// Update found at a path: its mount says so, or it gave up after an error. False is also
-// what is not known. It is safe for concurrent use, and allocates nothing.
-func (l *Limits) GaveUp(path string) bool {
+// Update found at a path: its mount says so, or it gave up after an error. That is known
+// while the kernel watches the filesystem. It is safe for concurrent use, and allocates
+// nothing.
+func (l *Limits) GaveUp(path string) (is, known bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, d := range l.disks {
@@ -131,9 +140,15 @@ func (l *Limits) GaveUp(path string) bool {
 		}
 		l.cfg.Levels(&l.seen)
 		level := &l.seen.Watches[d.slot]
-		return level.ReadOnly.On() && !level.Stale.On()
+		return level.ReadOnly.On() && !level.Stale.On(), true
 	}
-	return false
+	return false, false
+}
+
+// news reports whether it is known by now that a sample was wrong about a filesystem.
+func (l *Limits) news(fs *probe.Filesystem) bool {
+	is, known := l.GaveUp(fs.Path)
+	return known && is != fs.GaveUp
 }
 
 // log logs once per change which limits the kernel watches.
@@ -196,7 +211,7 @@ func (l *Limits) open(s *probe.Snapshot) (watches []bpf.Watch, disks [numFilesys
 	}
 	addDisk := func(w bpf.Watch, fs filesystem) (slot int) {
 		path := fs.in(s).Path
-		if slot = add(w, path, &l.opening[fs]); slot >= 0 {
+		if slot = add(w, path, &l.opening[fs]); slot >= 0 && (disks[fs].path == "" || w.Figure == bpf.FreeBytes) {
 			disks[fs] = disk{path, slot}
 		}
 		return slot

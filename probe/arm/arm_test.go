@@ -263,20 +263,20 @@ func TestGaveUp(t *testing.T) {
 	var level bpf.Level
 	s.cfg.Levels = func(l *bpf.Levels) { *l = bpf.Levels{}; l.Watches[slot] = level }
 	for _, test := range []struct {
-		level bpf.Level
-		path  string
-		want  bool
+		level       bpf.Level
+		path        string
+		want, known bool
 	}{
-		{bpf.Level{}, path, false},
-		{bpf.Level{ReadOnly: 1}, path, true},
-		{bpf.Level{ReadOnly: 1}, "/elsewhere", false},
-		{bpf.Level{ReadOnly: 1}, "", false},
-		{bpf.Level{ReadOnly: 2}, path, false},
-		{bpf.Level{ReadOnly: 1, Stale: 1}, path, false},
+		{bpf.Level{}, path, false, true},
+		{bpf.Level{ReadOnly: 1}, path, true, true},
+		{bpf.Level{ReadOnly: 1}, "/elsewhere", false, false},
+		{bpf.Level{ReadOnly: 1}, "", false, false},
+		{bpf.Level{ReadOnly: 2}, path, false, true},
+		{bpf.Level{ReadOnly: 1, Stale: 1}, path, false, true},
 	} {
 		level = test.level
-		if got := s.GaveUp(test.path); got != test.want {
-			t.Errorf("%q, %+v: %t, want %t", test.path, level, got, test.want)
+		if got, known := s.GaveUp(test.path); got != test.want || known != test.known {
+			t.Errorf("%q, %+v: %t, known %t", test.path, level, got, known)
 		}
 	}
 	level = bpf.Level{ReadOnly: 2}
@@ -284,5 +284,31 @@ func TestGaveUp(t *testing.T) {
 	s.Invalidate()
 	if _, again := s.Update(&s.snapshot, s.estimates, s.settled[:len(s.estimates)]); again != minAgain {
 		t.Errorf("another filesystem is in its place: again after %s", again)
+	}
+	// What is not in force says nothing.
+	for name, refuse := range map[string]error{
+		"refused": bpf.WatchErrors{{Watch: slot, Figure: bpf.FreeBytes, Err: errors.New("no types")}},
+		"failed":  errors.New("sensor is closed"),
+	} {
+		s.refuse, level = refuse, bpf.Level{ReadOnly: 1}
+		s.Invalidate()
+		s.after(time.Second)
+		if is, known := s.GaveUp(path); is || known {
+			t.Errorf("%s: gave up %t, known %t", name, is, known)
+		}
+	}
+}
+
+// A limit on inodes that the kernel does not watch there hides nothing.
+func TestGaveUpWithInodes(t *testing.T) {
+	s := newScene(t, pressure.Config{Hard: map[string]string{"nodefs.available": "5%", "nodefs.inodesFree": "5%"}})
+	s.refuse = bpf.WatchErrors{{Watch: 1, Figure: bpf.FreeInodes, Err: errors.ErrUnsupported}}
+	s.after(0)
+	if s.calls[0][0].Figure != bpf.FreeBytes || s.calls[0][1].Figure != bpf.FreeInodes {
+		t.Fatalf("watches %+v", s.calls[0])
+	}
+	s.cfg.Levels = func(l *bpf.Levels) { *l = bpf.Levels{}; l.Watches[0].ReadOnly = 1 }
+	if is, known := s.GaveUp(s.snapshot.NodeFs.Path); !is || !known {
+		t.Errorf("gave up %t, known %t", is, known)
 	}
 }

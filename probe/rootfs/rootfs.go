@@ -52,6 +52,9 @@ func Path(root, path string) (string, error) {
 // fs.ErrNotExist, not one about root.
 func Resolve(root, path string) (string, error) {
 	if filepath.Clean(root) == "/" {
+		if direct, err := readPath(path); err == nil {
+			return direct, nil
+		}
 		return filepath.EvalSymlinks(path)
 	}
 	dir, err := openRoot(root)
@@ -107,6 +110,17 @@ func openIn(dir int, path string) (int, error) {
 		Flags:   unix.O_PATH | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_IN_ROOT,
 	})
+}
+
+// readPath resolves a path without lstat(2), which a filesystem that was shut down
+// answers with an error.
+func readPath(path string) (string, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", err
+	}
+	defer unix.Close(fd)
+	return readFD(fd)
 }
 
 func readFD(fd int) (string, error) { return os.Readlink("/proc/self/fd/" + strconv.Itoa(fd)) }
