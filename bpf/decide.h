@@ -15,7 +15,7 @@
 /* Without pressure: when the timer ticks at the shorter period, a crossing is
  * noticed half of that late on average. The timer never sleeps longer than the
  * longer one. Patience makes the shorter ones longer. */
-#define PERIOD_MIN (500 * NSEC_PER_USEC)
+#define PERIOD_MIN (250 * NSEC_PER_USEC)
 #define PERIOD_MAX (1000 * NSEC_PER_MSEC)
 /* With a filesystem to watch: one system call can take any amount of it. */
 #define PERIOD_DISK (200 * NSEC_PER_MSEC)
@@ -23,7 +23,7 @@
 #define RELEASE_MIN (10 * NSEC_PER_MSEC)
 #define RELEASE_MAX (100 * NSEC_PER_MSEC)
 /* Patience with a figure that stays beside its threshold: the sleep grows with the
- * square of the time that it has not moved, from PERIOD_MIN after two seconds to
+ * square of the time that it has not moved, from PERIOD_MIN after 1.5 seconds to
  * PATIENCE_MAX after PATIENCE_TIME. */
 #define PATIENCE_MAX (100 * NSEC_PER_MSEC)
 #define PATIENCE_TIME (30000 * NSEC_PER_MSEC)
@@ -104,7 +104,7 @@ static __always_inline bool moves(const struct pace *p, s64 distance)
 
 /*
  * Returns how long to sleep instead of ns, which is what until_crossing says. A disk
- * may stay just above its limit for weeks, and that is no reason to look 2000 times a
+ * may stay just above its limit for weeks, and that is no reason to look 4000 times a
  * second all the while. But if it falls, the sleep is a quarter of what is left at the
  * rate since the look before. So a crossing is noticed late, by at most the sleep, if
  * it comes after a time of rest and takes no longer than that sleep.

@@ -139,7 +139,7 @@ func TestTicksBesideThreshold(t *testing.T) {
 		p := patient{programs: coll, spent: tt.spent, distance: tt.distance}
 		p.run(t, 3*time.Minute)
 		first, later := p.count(0, time.Minute), p.count(time.Minute, 3*time.Minute)
-		if first > 12_000 || later > 120*20 {
+		if first > 15_000 || later > 120*20 {
 			t.Errorf("%s: %d ticks in the first minute, and then %.1f a second", name, first, float64(later)/120)
 		}
 	}

@@ -84,17 +84,17 @@ type Watch struct {
 	// MaxFigure, nor may Total.
 	Below, Above int64
 	// MaxRate is the fastest that the figure is expected to fall, per second. The
-	// kernel notices a crossing within half a millisecond if the fall is no faster,
-	// else within a second, or 200 ms if it watches a filesystem (fallocate(2) is faster
-	// than any rate). The higher it is, the more often the timer ticks near a threshold. 0 means what the function
-	// [MaxRate] returns for as many CPUs as the machine may ever have, which can be far
-	// more than it has.
+	// kernel notices a crossing within a quarter of a millisecond if the fall is no
+	// faster, else within a second, or 200 ms if it watches a filesystem (fallocate(2) is
+	// faster than any rate). The higher it is, the more often the timer ticks near a
+	// threshold. 0 means what the function [MaxRate] returns for as many CPUs as the
+	// machine may ever have, which can be far more than it has.
 	//
-	// A figure that rests beside its threshold is looked at less often: every half
-	// millisecond for two seconds, every 10 ms after nine, ten times a second after
+	// A figure that rests beside its threshold is looked at less often: every quarter
+	// of a millisecond for 1.5 seconds, every 10 ms after nine, ten times a second after
 	// half a minute. A fall that lasts longer than such a sleep is seen coming, and its
-	// crossing noticed within half a millisecond; any other one when the sleep is over. A
-	// figure that goes on moving there has 500,000 ticks, about four minutes, before the
+	// crossing noticed as if there was no sleep; any other one when that is over. A
+	// figure that goes on moving there has 500,000 ticks, about two minutes, before the
 	// timer takes no notice of that any more.
 	MaxRate uint64
 }

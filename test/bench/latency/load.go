@@ -70,7 +70,7 @@ func newLoad(p *program.P, name string) *load {
 func newMemory(p *program.P) *load {
 	l := &load{
 		condition: corev1.NodeMemoryPressure, signal: "memory.available", text: mebibytes,
-		spacing: 128 * mi, beginning: 24 * mi, step: 64 << 10, beyond: 2 * mi, hold: 256 * mi, bulk: 4 * mi,
+		spacing: 128 * mi, beginning: 24 * mi, step: 16 << 10, beyond: 2 * mi, hold: 256 * mi, bulk: 4 * mi,
 	}
 	var info unix.Sysinfo_t
 	must.OK(p, unix.Sysinfo(&info))
@@ -89,7 +89,7 @@ func newPods(p *program.P) *load {
 	return &load{
 		condition: corev1.NodeMemoryPressure, signal: "memory.available", text: mebibytes,
 		config: agent.Config{"enforceNodeAllocatable": []string{"pods"}}, highest: limit * 3 / 4, capacity: limit,
-		spacing: 128 * mi, beginning: 24 * mi, step: 64 << 10, beyond: 2 * mi, hold: 64 * mi, bulk: 4 * mi,
+		spacing: 128 * mi, beginning: 24 * mi, step: 16 << 10, beyond: 2 * mi, hold: 64 * mi, bulk: 4 * mi,
 		ramp: pressure.PodsRamp(p, limit),
 	}
 }
@@ -101,7 +101,7 @@ func newTasks(p *program.P) *load {
 	}
 	available := must.Get(l.ramp.Available())(p)
 	l.capacity = available // within a few hundred
-	l.highest = available * 79 / 100
+	l.highest = available * 78 / 100
 	return l
 }
 
@@ -124,6 +124,9 @@ func newDisk(p *program.P, kind string) *load {
 	default:
 		fs = pressure.DiskOf(p, kind, 16<<10)
 		root = fs.Dir
+	}
+	if kind == "btrfs" { // of which the kernel has a hint only
+		l.spacing, l.beginning, l.step, l.bulk = 256*mi, 96*mi, 64*mi, 64*mi
 	}
 	l.config = agent.Config{"rootDirectory": root}
 	l.capacity = must.Get(fs.Capacity())(p)

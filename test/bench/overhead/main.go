@@ -1,7 +1,8 @@
 // Command overhead measures what the programs in the kernel cost the processes
 // whose system calls run them: loops of forks, threads and writes, with nodeprobe running and
 // without it by turns, and then what each program takes by the kernel's own
-// account. It needs root.
+// account. Everything is armed: two filesystems, the pods' cgroup, rules, PSI triggers. It
+// needs root.
 //
 //	go run ./bench/overhead                        # builds nodeprobe first
 //	go run ./bench/overhead -nodeprobe ./nodeprobe -rounds 120
@@ -24,9 +25,13 @@ import (
 	"github.com/nodeprobe/nodeprobe/test/harness/agent"
 	"github.com/nodeprobe/nodeprobe/test/harness/must"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
+	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
 
-func main() { program.Main("overhead", run) }
+func main() {
+	pressure.Main()
+	program.Main("overhead", run)
+}
 
 func run(p *program.P) {
 	on := p.Flags.String("dir", "", "write to files in this `directory` instead of a temporary one")
@@ -37,8 +42,17 @@ func run(p *program.P) {
 	dir := must.Get(os.MkdirTemp(*on, "nodeprobe-overhead-"))(p)
 	p.Cleanup(func() { must.Note(p, os.RemoveAll(dir)) })
 	loops := newLoops(p, dir)
+	pods := pressure.PodsRamp(p, 8<<30)
+	p.Cleanup(func() { must.Note(p, pods.Close()) })
 	subject := agent.Spec{Binary: binary, Dir: dir, NodeName: "overhead", Config: agent.Config{
 		"apiVersion": "nodeprobe.dev/v1alpha1", "kind": "NodeProbeConfiguration", "mode": "observe",
+		"rootDirectory": dir, "imageDirectories": []string{pressure.DiskOf(p, "xfs", 320).Dir},
+		"enforceNodeAllocatable": []string{"pods"},
+		// Beside the defaults, which have PSI triggers.
+		"conditions": map[string]any{"nodeprobe.dev/Short": map[string]any{
+			"when": []string{"nodefs.available < 1% and memAvailable < 1%", "imagefs.inodesFree < 1%", "cpu.some.avg10 > 99%"},
+			"hold": "1s", "reason": "Short", "okReason": "Enough",
+		}},
 	}}
 	p.Logf("%d rounds", *rounds)
 	looks := measureRounds(p, subject, loops, *rounds, *length)

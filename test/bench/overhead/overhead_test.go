@@ -2,11 +2,18 @@ package main
 
 import (
 	"math"
+	"os"
 	"testing"
 
 	"github.com/nodeprobe/nodeprobe/test/bench/program"
 	"github.com/nodeprobe/nodeprobe/test/harness/need"
+	"github.com/nodeprobe/nodeprobe/test/harness/pressure"
 )
+
+func TestMain(m *testing.M) {
+	pressure.Main()
+	os.Exit(m.Run())
+}
 
 func TestRun(t *testing.T) {
 	need.Root(t)

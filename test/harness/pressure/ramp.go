@@ -191,9 +191,10 @@ func (r *taskRamp) Close() error { return errors.Join(r.Give(r.held), r.loadavg.
 
 // diskRamp is a file that is written to.
 type diskRamp struct {
-	fs   *Filesystem
-	file *os.File
-	held int64
+	fs      *Filesystem
+	file    *os.File
+	held    int64
+	syncing chan error // of a btrfs, while what was taken is on its way to the disk
 }
 
 // Jump takes so much at once, if there is a way.
@@ -218,18 +219,50 @@ func (r *diskRamp) Available() (int64, error) { return r.fs.Available() }
 // zeros is what the file is filled with.
 var zeros [64 << 10]byte
 
-// Jump takes at once what Take would write.
-func (r *diskRamp) Jump(n int64) error {
+// Jump takes at once what Take would write. On a btrfs, what was taken or given counts
+// once it is on the disk.
+func (r *diskRamp) Jump(n int64) error { return errors.Join(r.wait(), r.jump(n)) }
+
+func (r *diskRamp) jump(n int64) error {
 	if err := unix.Fallocate(int(r.file.Fd()), 0, r.held, n); err != nil {
 		return fmt.Errorf("fill filesystem: %w", err)
 	}
 	r.held += n
-	return nil
+	return r.sync()
+}
+
+func (r *diskRamp) sync() error {
+	if r.fs.Type != "btrfs" {
+		return nil
+	}
+	return os.NewSyscallError("syncfs", unix.Syncfs(int(r.file.Fd())))
+}
+
+// take is Jump for a btrfs, and does not wait: until it counts, another one does nothing.
+func (r *diskRamp) take(n int64) error {
+	if r.syncing == nil {
+		r.syncing = make(chan error, 1)
+		go func() { r.syncing <- r.jump(n) }()
+	}
+	select {
+	case err := <-r.syncing:
+		r.syncing = nil
+		return err
+	default:
+		return nil
+	}
+}
+
+func (r *diskRamp) wait() (err error) {
+	if r.syncing != nil {
+		err, r.syncing = <-r.syncing, nil
+	}
+	return err
 }
 
 func (r *diskRamp) Take(n int64) error {
-	if r.fs.Type == "btrfs" { // what is written counts once it is on the disk
-		return r.Jump(n)
+	if r.fs.Type == "btrfs" {
+		return r.take(n)
 	}
 	for n > 0 {
 		wrote, err := r.file.WriteAt(zeros[:min(n, int64(len(zeros)))], r.held)
@@ -243,18 +276,18 @@ func (r *diskRamp) Take(n int64) error {
 }
 
 func (r *diskRamp) Give(n int64) error {
+	if err := r.wait(); err != nil {
+		return err
+	}
 	r.held -= min(n, r.held)
 	if err := r.file.Truncate(r.held); err != nil {
 		return fmt.Errorf("empty filesystem: %w", err)
 	}
-	if r.fs.Type == "btrfs" { // what was freed is free once that is on the disk
-		return os.NewSyscallError("syncfs", unix.Syncfs(int(r.file.Fd())))
-	}
-	return nil
+	return r.sync()
 }
 
 func (r *diskRamp) Close() error {
-	return errors.Join(r.file.Close(), os.Remove(r.file.Name()))
+	return errors.Join(r.wait(), r.file.Close(), os.Remove(r.file.Name()))
 }
 
 // Crossing is when a limit was crossed: not before Above, when the kernel was
@@ -266,7 +299,7 @@ type Crossing struct{ Above, Below time.Time }
 var ErrForeign = errors.New("crossed by another process")
 
 // maxSteps bounds a crossing that does not come about.
-const maxSteps = 10_000
+const maxSteps = 1_000_000
 
 // Cross takes steps until less is available than the limit.
 func Cross(r Ramp, limit, step int64) (c Crossing, err error) {
