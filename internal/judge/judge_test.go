@@ -378,7 +378,7 @@ func TestConditionMetrics(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
 	cfg := judgeConfig()
 	cfg.Thresholds = judgetest.Thresholds(t, map[string]string{"memory.available": "5%", "pid.available": "30"})
-	cfg.Rules = []pressure.Rule{judgetest.Rule(t, "example.com/Low", "memory.available < 50%")}
+	cfg.Rules = []pressure.Rule{judgetest.Rule(t, "example.com/Low", "memory.available < 50%"), judgetest.Rule(t, "example.com/Swap", "swap.available < 1")}
 	m := New(cfg, watchNothing, slog.New(slog.DiscardHandler), reg)
 	want := func(step string, series ...string) {
 		t.Helper()
@@ -394,7 +394,9 @@ func TestConditionMetrics(t *testing.T) {
 				switch labels := metric.GetLabel(); {
 				case name == "node_condition" && value == 1:
 					got = append(got, labels[0].GetValue()+" "+labels[1].GetValue())
-				case name == "node_condition" && value != 0:
+				case strings.HasPrefix(name, "node_condition_un") && value == 1:
+					got = append(got, labels[0].GetValue()+" unsupported")
+				case strings.HasPrefix(name, "node_condition") && value < 2 && value != 0:
 					t.Errorf("%s: %v", step, metric)
 				case strings.HasSuffix(name, "_timestamp_seconds"):
 					at := time.Unix(0, int64(value*1e9)).Sub(judgetest.Begin).Round(time.Second)
@@ -413,13 +415,15 @@ func TestConditionMetrics(t *testing.T) {
 	m.Observe(judgetest.At(20*time.Second, 40))
 	limits := []string{"signal_limit_bytes memory.available<5% 5", "signal_limit_tasks pid.available<30 30"}
 	want("low", append([]string{
-		"DiskPressure false", "MemoryPressure false", "PIDPressure false", "example.com/Low true",
+		"DiskPressure false", "MemoryPressure false", "PIDPressure false", "example.com/Low true", "example.com/Swap unknown",
 		"DiskPressure since 10s", "MemoryPressure since 10s", "PIDPressure since 10s", "example.com/Low since 10s",
+		"example.com/Swap since 10s", "example.com/Swap unsupported",
 	}, limits...)...)
 	m.Observe(judgetest.At(30*time.Second, 4))
 	want("lower", append([]string{
-		"DiskPressure false", "MemoryPressure true", "PIDPressure false", "example.com/Low true",
+		"DiskPressure false", "MemoryPressure true", "PIDPressure false", "example.com/Low true", "example.com/Swap unknown",
 		"DiskPressure since 10s", "MemoryPressure since 30s", "PIDPressure since 10s", "example.com/Low since 10s",
+		"example.com/Swap since 10s", "example.com/Swap unsupported",
 	}, limits...)...)
 }
 

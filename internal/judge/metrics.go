@@ -11,6 +11,8 @@ import (
 var (
 	descCondition = prometheus.NewDesc("nodeprobe_node_condition",
 		"Whether a condition, a kubelet's or one of our own, has a status: 1 for the one it has, 0 for the others.", []string{"condition", "status"}, nil)
+	descLacking = prometheus.NewDesc("nodeprobe_node_condition_unsupported",
+		"Whether a condition is unknown because the machine lacks what decides it, such as PSI: there is nothing to repair.", []string{"condition"}, nil)
 	descLastTransition = prometheus.NewDesc("nodeprobe_node_condition_last_transition_timestamp_seconds",
 		"When a condition got the status that it has; not before the process or its present rule began.", []string{"condition"}, nil)
 	descConditionStatus = prometheus.NewDesc("nodeprobe_condition_status",
@@ -33,7 +35,7 @@ func newLimitDesc(unit string) *prometheus.Desc {
 
 // Describe implements prometheus.Collector.
 func (j *Judge) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descCondition, descLastTransition, descConditionStatus, descTimeToLimit, descLimitRatio} {
+	for _, d := range []*prometheus.Desc{descCondition, descLacking, descLastTransition, descConditionStatus, descTimeToLimit, descLimitRatio} {
 		ch <- d
 	}
 	for _, d := range descLimit {
@@ -47,11 +49,11 @@ func (j *Judge) Collect(ch chan<- prometheus.Metric) {
 	defer j.mu.Unlock()
 	for i := range j.latest.Verdicts {
 		v := &j.latest.Verdicts[i]
-		j.collectCondition(ch, v.Condition.String(), v.Status, v.Since)
+		j.collectCondition(ch, v.Condition.String(), v.Status, v.Since, j.evaluator.Lacks(v.Condition, &j.latest.Snapshot))
 	}
 	for i := range j.latest.Findings {
 		if f := &j.latest.Findings[i]; !f.Since.IsZero() {
-			j.collectCondition(ch, f.Type, f.Status, f.Since)
+			j.collectCondition(ch, f.Type, f.Status, f.Since, j.rules.Lacks(i, &j.latest.Snapshot, &j.latest.Verdicts))
 		}
 	}
 	for i := range j.latest.Estimates {
@@ -68,17 +70,14 @@ func (j *Judge) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-func (j *Judge) collectCondition(ch chan<- prometheus.Metric, condition string, status pressure.Status, since time.Time) {
+func (j *Judge) collectCondition(ch chan<- prometheus.Metric, condition string, status pressure.Status, since time.Time, lacks bool) {
 	for _, s := range [...]struct {
 		name   string
 		status pressure.Status
 	}{{"true", pressure.True}, {"false", pressure.False}, {"unknown", pressure.Unknown}} {
-		has := 0.
-		if s.status == status {
-			has = 1
-		}
-		ch <- j.gauge(series{descCondition, condition, s.name}, has)
+		ch <- j.gauge(series{descCondition, condition, s.name}, boolean(s.status == status))
 	}
+	ch <- j.gauge(series{descLacking, condition, ""}, boolean(lacks))
 	if !since.IsZero() {
 		ch <- j.gauge(series{descLastTransition, condition, ""}, float64(since.UnixNano())/1e9)
 	}
@@ -110,6 +109,13 @@ func (j *Judge) gauge(s series, value float64) prometheus.Metric {
 	m := prometheus.MustNewConstMetric(s.desc, prometheus.GaugeValue, value, labels...)
 	j.sent[s] = sent{value, m}
 	return m
+}
+
+func boolean(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 func statusValue(s pressure.Status) float64 {

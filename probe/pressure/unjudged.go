@@ -53,6 +53,45 @@ func (j *Judge) Unjudged(s *probe.Snapshot, verdicts *[NumConditions]Verdict) []
 	return errs
 }
 
+// Lacks reports whether a condition is Unknown only because this machine does not have
+// what decides it: there is nothing to repair.
+func (e *Evaluator) Lacks(c Condition, s *probe.Snapshot) bool {
+	if e.verdicts[c].Status != Unknown {
+		return false
+	}
+	lacks := false
+	for i := range e.watches {
+		w := &e.watches[i]
+		if o := &s.Signals[w.Signal]; w.Condition() == c && !o.OK && o.Err != nil {
+			if !errors.Is(o.Err, errors.ErrUnsupported) {
+				return false
+			}
+			lacks = true
+		}
+	}
+	return lacks
+}
+
+// Lacks is as that of the Evaluator, of the rule with that index.
+func (j *Judge) Lacks(i int, s *probe.Snapshot, verdicts *[NumConditions]Verdict) bool {
+	if j.findings[i].Status != Unknown {
+		return false
+	}
+	lacks := false
+	for _, c := range j.rules[i].When {
+		for k := range c {
+			if c[k].evaluate(s, verdicts) != Unknown {
+				continue
+			}
+			if err := c[k].why(s); err != nil && !errors.Is(err, errors.ErrUnsupported) {
+				return false
+			}
+			lacks = true
+		}
+	}
+	return lacks
+}
+
 // appendUnread adds why a figure cannot be read, if this machine has it.
 func appendUnread(why []string, name string, err error) []string {
 	if err == nil || errors.Is(err, errors.ErrUnsupported) {

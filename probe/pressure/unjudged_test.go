@@ -3,6 +3,7 @@ package pressure
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -11,6 +12,19 @@ import (
 	"github.com/nodeprobe/nodeprobe/probe"
 )
 
+// parseRules returns rules of a clause each, which is their type.
+func parseRules(t *testing.T, clauses ...string) (rules []Rule) {
+	t.Helper()
+	for _, when := range clauses {
+		clause, err := ParseClause(when)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rules = append(rules, Rule{Type: when, When: []Clause{clause}})
+	}
+	return rules
+}
+
 // Which conditions could not be judged since the start, by what could be read: at the
 // first snapshot, and at a second one.
 func TestUnjudged(t *testing.T) {
@@ -18,14 +32,7 @@ func TestUnjudged(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var rules []Rule
-	for _, when := range []string{"MemoryPressure", "memory.available < 10", "io.full.avg10 > 20%", "nodefs.available < 10 and io.full.avg10 > 20%"} {
-		clause, err := ParseClause(when)
-		if err != nil {
-			t.Fatal(err)
-		}
-		rules = append(rules, Rule{Type: when, When: []Clause{clause}})
-	}
+	rules := parseRules(t, "MemoryPressure", "memory.available < 10", "io.full.avg10 > 20%", "nodefs.available < 10 and io.full.avg10 > 20%")
 	fine := probe.Observation{Available: 50, Capacity: 100, OK: true}
 	low := probe.Observation{Available: 1, Capacity: 100, OK: true}
 	gone := errors.New("no such file")
@@ -91,5 +98,47 @@ func TestUnjudged(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// What this machine does not have is told from what cannot be read, also where a
+// condition needs both.
+func TestLacks(t *testing.T) {
+	gone, none := errors.New("no such file"), fmt.Errorf("psi=0: %w", errors.ErrUnsupported)
+	pids, _, err := Parse(Config{Hard: map[string]string{"pid.available": "10%"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules := parseRules(t, "io.full.avg10 > 20%", "nodefs.available < 10 and io.full.avg10 > 20%", "swap.available < 10")
+	for name, test := range map[string]struct {
+		pids, nodefs, io error
+		pid              bool
+		want             []bool
+	}{
+		"all is read":                 {nil, nil, nil, false, []bool{false, false, true}},
+		"no PSI":                      {nil, nil, none, false, []bool{true, true, true}},
+		"PSI cannot be read":          {nil, nil, gone, false, []bool{false, false, true}},
+		"no PSI, and a disk is gone":  {nil, gone, none, false, []bool{true, false, true}},
+		"a node that is a container":  {none, nil, nil, true, []bool{false, false, true}},
+		"pid_max that cannot be read": {gone, nil, nil, false, []bool{false, false, true}},
+	} {
+		e, j := NewEvaluator(pids, time.Minute), NewJudge(rules)
+		var verdicts [NumConditions]Verdict
+		var s probe.Snapshot
+		for i := range 2 {
+			s = probe.Snapshot{Time: time.Unix(1000, 0).Add(time.Duration(i) * time.Hour)}
+			s.Signals[probe.PIDAvailable] = probe.Observation{Available: 100, Capacity: 100, OK: test.pids == nil, Err: test.pids}
+			s.Signals[probe.NodeFsAvailable] = probe.Observation{Available: 1, Capacity: 100, OK: test.nodefs == nil, Err: test.nodefs}
+			s.Pressure[probe.IO] = probe.Stall{OK: test.io == nil, FullOK: test.io == nil, Err: test.io}
+			copy(verdicts[:], e.Observe(&s))
+			j.Observe(&s, &verdicts)
+		}
+		var got []bool
+		for i := range rules {
+			got = append(got, j.Lacks(i, &s, &verdicts))
+		}
+		if pid := e.Lacks(PIDPressure, &s); pid != test.pid || !slices.Equal(got, test.want) || e.Lacks(MemoryPressure, &s) {
+			t.Errorf("%s: PIDPressure %t, rules %v; want %t, %v", name, pid, got, test.pid, test.want)
+		}
 	}
 }
