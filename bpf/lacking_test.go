@@ -5,6 +5,8 @@ package bpf
 import (
 	"errors"
 	"maps"
+	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -94,6 +96,20 @@ func TestEachStandsAlone(t *testing.T) {
 	}
 	if len(names) < 40 || len(helpers) < 10 {
 		t.Fatalf("%d names, %d helpers", len(names), len(helpers))
+	}
+	for _, p := range programs() {
+		t.Run(p.name, func(t *testing.T) {
+			spec := thisObject(t)
+			spec.Programs[p.name].AttachTo = noSuch // no such tracepoint
+			want := []string{p.signal.String()}
+			switch {
+			case p.timer != "" || p.instead != "":
+				want = nil // nothing to attach to; there is another
+			case p.signal == Tasks:
+				want = []string{"pids", "tasks"}
+			}
+			b.check(t, spec, want)
+		})
 	}
 	for i, name := range slices.Sorted(maps.Keys(names)) {
 		if i%every != 0 {
@@ -215,8 +231,12 @@ func newBench(t *testing.T) *lackingBench {
 	t.Cleanup(func() { unix.Close(dir) })
 	fd := d.open(unix.O_PATH)
 	b.watches = []Watch{
-		{Figure: MemAvailable}, {Figure: WorkingSet, Total: 1 << 50}, {Figure: PIDs, Total: 1 << 22},
-		{Figure: FreeBytes, FD: fd}, {Figure: FreeInodes, FD: fd}, {Figure: CgroupMemory, Total: 64 << 20, FD: dir},
+		{Figure: MemAvailable},
+		{Figure: WorkingSet, Total: 1 << 50},
+		{Figure: PIDs, Total: 1 << 22},
+		{Figure: FreeBytes, FD: fd},
+		{Figure: FreeInodes, FD: fd},
+		{Figure: CgroupMemory, Total: 64 << 20, FD: dir},
 	}
 	b.parts = []string{"memory", "memory", "pids", "filesystems", "filesystems", "cgroups"}
 	for i := range b.watches {
@@ -268,11 +288,7 @@ func (b *lackingBench) check(t *testing.T, spec *ebpf.CollectionSpec, want []str
 	if !s.has.Has(Tasks) && slices.Contains(want, "pids") {
 		lost["pids"] = true // not to be told apart
 	}
-	var is []string
-	for part := range maps.Keys(lost) {
-		is = append(is, part)
-	}
-	slices.Sort(is)
+	is := slices.Sorted(maps.Keys(lost))
 	if slices.Contains(want, "pressure") {
 		want = slices.DeleteFunc(slices.Clone(want), func(part string) bool { return slices.Contains(b.parts, part) })
 		is = slices.DeleteFunc(is, func(part string) bool { return slices.Contains(b.parts, part) })
@@ -314,5 +330,33 @@ func (b *lackingBench) compare(t *testing.T, s *Sensor, refused WatchErrors) {
 		if e := event(t, s, 0); e != nil {
 			t.Errorf("%+v", e)
 		}
+	}
+}
+
+// Types of another kernel describe none of this one's structures. What is read by them is
+// refused, or happens to be right; of a filesystem that is certain, as its structure must
+// point back.
+func TestTypesOfAnotherKernel(t *testing.T) {
+	b := newBench(t)
+	files, err := filepath.Glob("testdata/btf/*-" + runtime.GOARCH + ".btf")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%v, %v", files, err)
+	}
+	for _, file := range files {
+		s := Open(Options{BTF: file})
+		var refused WatchErrors
+		if err := s.Watch(b.watches); err != nil && !errors.As(err, &refused) {
+			t.Errorf("%s: %v", file, err)
+		}
+		t.Logf("%s: signals %05b, %d of %d watches refused", file, s.has, len(refused), len(b.watches))
+		if s.Refresh() == nil && b.whole.Refresh() == nil {
+			for i, l := range levels(s).Watches {
+				want := levels(b.whole).Watches[i].Value
+				if l.Filesystem != 0 && (l.Value < want-4<<20 || l.Value > want+4<<20 || l.ReadOnly != 0) {
+					t.Errorf("%s: watch %d: %+v, want %d", file, i, l, want)
+				}
+			}
+		}
+		closeSensor(t, s)
 	}
 }
