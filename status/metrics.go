@@ -29,7 +29,7 @@ func newMetrics(reg prometheus.Registerer) *metrics {
 		}, []string{"reason", "result"}),
 		bytes: auto.NewCounterVec(prometheus.CounterOpts{
 			Name: "nodeprobe_status_patch_bytes_total",
-			Help: "Bytes of those patches' bodies.",
+			Help: "Bytes of the bodies of the node's status patches.",
 		}, []string{"reason"}),
 		seconds: auto.NewHistogram(prometheus.HistogramOpts{
 			Name:    "nodeprobe_status_patch_duration_seconds",

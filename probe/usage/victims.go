@@ -1,5 +1,5 @@
-// Package usage reports what pods and containers do with the node: so far, which of
-// their processes were killed for lack of memory.
+// Package usage reports what pods and containers do with the node: which of their
+// processes are killed for lack of memory, and for how long all of them stall.
 package usage
 
 import (
