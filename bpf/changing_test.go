@@ -119,7 +119,12 @@ func TestResized(t *testing.T) {
 			if grown < more/2 {
 				t.Fatalf("statfs has %d bytes more", grown)
 			}
-			if off := l.Value - before.Value - grown; max(off, -off) > 2*l.Lag(FreeBytes, int64(possibleCPUs()))+1<<20 {
+			off := l.Value - before.Value - grown
+			if l.IsHint() && off < 0 {
+				// Before 6.7 a btrfs does not count what it grew by as unallocated.
+				off = min(0, off+grown)
+			}
+			if max(off, -off) > 2*l.Lag(FreeBytes, int64(possibleCPUs()))+1<<20 {
 				t.Errorf("off by %d bytes from what statfs says, which has %d more", off, grown)
 			}
 			if l.ReadOnly.On() || l.Stale.On() || l.Pressure.On() {

@@ -113,6 +113,14 @@ func TestGaveUp(t *testing.T) {
 				t.Fatal(err)
 			}
 			failed := time.Now()
+			if tt.kind == "ext4 no journal" && os.WriteFile(filepath.Join(d.dir, "new"), nil, 0o600) == nil {
+				t.Log("this kernel, as Debian's 6.1, says that it remounts it read-only, and goes on writing to it")
+				if e := event(t, s, time.Second); e != nil {
+					t.Errorf("%+v", e)
+				}
+				watch(t, s)
+				return
+			}
 			wantEvent(t, s, Event{Kind: ReadOnly, Watch: 0, Seq: before + 1, On: true})
 			took := time.Since(failed)
 			wantEvent(t, s, Event{Kind: ReadOnly, Watch: 1, Seq: before + 1, On: true})

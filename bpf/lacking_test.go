@@ -75,8 +75,8 @@ func TestEachStandsAlone(t *testing.T) {
 	start := time.Now()
 	b.check(t, thisObject(t), nil) // nothing lacks
 	every := 1
-	if took := time.Since(start); took > 2*time.Second {
-		every = 12 // an emulated machine: a verifier that takes a minute for each
+	if took := time.Since(start); took > time.Second/2 {
+		every = 12 // an emulated machine, on which all of them take minutes
 		t.Logf("loading took %v: only one in %d is tried", took, every)
 	}
 	helpers := make(map[asm.BuiltinFunc]bool)
@@ -289,6 +289,11 @@ func (b *lackingBench) check(t *testing.T, spec *ebpf.CollectionSpec, want []str
 		lost["pids"] = true // not to be told apart
 	}
 	is := slices.Sorted(maps.Keys(lost))
+	// Before 6.8 a verifier also looks into functions that nothing calls, so that what all
+	// parts need takes the timer with it.
+	if lost["pressure"] && !slices.ContainsFunc(b.parts, func(part string) bool { return !slices.Contains(want, part) }) {
+		want = slices.Sorted(slices.Values(append(slices.Clone(want), "pressure")))
+	}
 	if slices.Contains(want, "pressure") {
 		want = slices.DeleteFunc(slices.Clone(want), func(part string) bool { return slices.Contains(b.parts, part) })
 		is = slices.DeleteFunc(is, func(part string) bool { return slices.Contains(b.parts, part) })

@@ -41,7 +41,7 @@ func trial(p *program.P) {
 	nothing := func() error { return nil }
 	few := func() error { return os.WriteFile(threadsMax, []byte("20"), 0) }
 	enough := func() error { return os.WriteFile(threadsMax, bytes.TrimSpace(usual), 0) }
-	p.Cleanup(func() { must.Note(p, enough()) })
+	p.Cleanup(func() { must.Note(p, errors.Join(enough(), unmountXFS())) })
 	for _, step := range []struct {
 		name      string
 		do        func() error
