@@ -20,7 +20,7 @@ import (
 )
 
 // budgets are those of the packages and sums that have one of their own.
-var budgets = map[string]float64{"lines{cmd/nodeprobe}": 1500, `lines_total{part="test"}`: 23_000}
+var budgets = map[string]float64{"lines{cmd/nodeprobe}": 1500, `lines_total{part="test"}`: 24_500}
 
 const packageBudget = 2500
 

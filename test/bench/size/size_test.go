@@ -24,7 +24,7 @@ func TestCount(t *testing.T) {
 	var out strings.Builder
 	err := program.Run(t.Context(), "test", nil, &out, io.Discard, func(p *program.P) { count(p, root) })
 	const want = `RESULT lines_total{part="product"}=4004 lines
-RESULT lines_total{part="test"}=2 lines budget=23000
+RESULT lines_total{part="test"}=2 lines budget=24500
 RESULT lines_total{part="unit tests"}=2 lines
 RESULT lines{.}=3 lines budget=2500
 RESULT lines{bpf}=2500 lines budget=2500
