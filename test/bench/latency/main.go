@@ -53,7 +53,7 @@ func run(p *program.P) {
 	config.ContentType = runtime.ContentTypeProtobuf // decoding JSON takes its time
 	s.watcher = must.Get(kubernetes.NewForConfig(config))(p)
 	var figures []program.Figure
-	for _, name := range strings.SplitSeq(*only, ",") {
+	for name := range strings.SplitSeq(*only, ",") {
 		if !slices.Contains(strings.Split(names, ","), name) {
 			p.Fatalf("load %q is not known", name)
 		}
