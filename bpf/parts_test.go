@@ -129,7 +129,7 @@ func withoutTimer(s *Sensor) {
 
 // Without a timer PIDs are watched all the same, by forks and exits.
 func TestPIDsNeedNoTimer(t *testing.T) {
-	s := open(t, Tasks, Pressure)
+	s := open(t, Tasks)
 	withoutTimer(s)
 	on, off := crossings(t, s, Watch{Figure: PIDs, Total: 1 << 22}, 200, func() func() { return threads(400) })
 	t.Logf("down by %d too many, up by %d", on.Limit-on.Value, off.Value-off.Limit)

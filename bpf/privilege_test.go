@@ -119,6 +119,9 @@ func TestPrivileges(t *testing.T) {
 				t.Errorf("%d hooks", len(outcomes))
 			}
 			for _, o := range outcomes {
+				if o.Name == "bpf_timer/tick" && strings.HasPrefix(o.Err, "no bpf_timer/tick in kernel ") {
+					continue // before 5.15 nobody has it
+				}
 				if o.Attached != tt.attached || !strings.Contains(o.Err, tt.err) || !strings.Contains(o.Remedy, tt.remedy) {
 					t.Errorf("%+v, want error %q and remedy %q", o, tt.err, tt.remedy)
 				}
