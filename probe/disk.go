@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/nodeprobe/nodeprobe/probe/deadline"
+	"github.com/nodeprobe/nodeprobe/probe/hotfile"
 	"github.com/nodeprobe/nodeprobe/probe/mount"
 	"github.com/nodeprobe/nodeprobe/probe/rootfs"
 )
@@ -58,7 +59,7 @@ type statfsAnswer struct {
 const defaultStatfsTimeout = 2 * time.Second
 
 func newFilesystem(rootfs string, dirs []string) *filesystem {
-	f := &filesystem{rootfs: rootfs, dirs: dirs, call: statfs, what: "statfs " + filepath.Join(rootfs, dirs[0])}
+	f := &filesystem{rootfs: rootfs, dirs: dirs, call: hotfile.Statfs, what: "statfs " + filepath.Join(rootfs, dirs[0])}
 	f.ask = f.statfs
 	f.worker.OnAnswer(f.late.answered)
 	return f

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/nodeprobe/nodeprobe/probe/hotfile"
 	"github.com/nodeprobe/nodeprobe/probe/internal/probetest"
 
 	"golang.org/x/sys/unix"
@@ -235,12 +236,12 @@ func TestEmptyRootRecovers(t *testing.T) {
 
 func TestRealStatfs(t *testing.T) {
 	var got, want unix.Statfs_t
-	probetest.Must(t, statfs([]byte("/proc\x00"), &got))
+	probetest.Must(t, hotfile.Statfs([]byte("/proc\x00"), &got))
 	probetest.Must(t, unix.Statfs("/proc", &want))
 	if got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
-	if err := statfs([]byte("/no/such\x00"), &got); !errors.Is(err, unix.ENOENT) {
+	if err := hotfile.Statfs([]byte("/no/such\x00"), &got); !errors.Is(err, unix.ENOENT) {
 		t.Errorf("error %v", err)
 	}
 }

@@ -1,5 +1,6 @@
 // Package hotfile reads the kernel's counter files at every sample without
-// allocating: File keeps one open, and the functions beside it scan what it holds.
+// allocating: File keeps one open, and the functions beside it scan what it holds. Statfs
+// asks for a filesystem's.
 package hotfile
 
 import (

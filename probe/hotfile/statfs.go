@@ -1,6 +1,6 @@
 //go:build amd64 || arm64 || riscv64 || ppc64le || s390x || loong64
 
-package probe
+package hotfile
 
 import (
 	"unsafe"
@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// statfs calls statfs(2). Path must end in NUL; unix.Statfs would copy it at each call
+// Statfs calls statfs(2). Path must end in NUL; unix.Statfs would copy it at each call
 // to append that.
-func statfs(path []byte, st *unix.Statfs_t) error {
+func Statfs(path []byte, st *unix.Statfs_t) error {
 	for {
 		_, _, errno := unix.Syscall(unix.SYS_STATFS, uintptr(unsafe.Pointer(&path[0])), uintptr(unsafe.Pointer(st)), 0)
 		switch errno {

@@ -1,10 +1,10 @@
 //go:build !(amd64 || arm64 || riscv64 || ppc64le || s390x || loong64)
 
-package probe
+package hotfile
 
 import "golang.org/x/sys/unix"
 
-// statfs calls statfs(2). path must end in NUL.
-func statfs(path []byte, st *unix.Statfs_t) error {
+// Statfs calls statfs(2). Path must end in NUL.
+func Statfs(path []byte, st *unix.Statfs_t) error {
 	return unix.Statfs(string(path[:len(path)-1]), st)
 }
