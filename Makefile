@@ -66,7 +66,7 @@ test-kernels: deps ## bpf's tests and a snapshot on Debian's kernels in qemu, an
 generate: deps ## rebuild the BPF objects from their C source
 	go generate ./bpf
 
-generate-btf: NEEDED += qemu-system-x86_64:qemu-system-x86 qemu-system-aarch64:qemu-system-arm xz:xz-utils bpftool:bpftool
+generate-btf: NEEDED += xz:xz-utils zstd:zstd lz4:lz4 bpftool:bpftool
 generate-btf: deps ## renew the kernel types that bpf's tests look into
 	go -C test run ./bench/kernels -types $(CACHE)/kernels/types
 	go test -count=1 -run '^TestRelocations$$' ./bpf -types $(CACHE)/kernels/types
