@@ -6,7 +6,7 @@ IMAGE    := $(PREFIX)/nodeprobe-image.tar
 CACHE    := $(or $(NODEPROBE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/nodeprobe)
 LINTER   := github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 # Commands that the tests and "make generate" call, and the packages they are in.
-NEEDED   := clang:clang llvm-strip:llvm promtool:prometheus mkfs.ext4:e2fsprogs losetup:mount dbus-daemon:dbus-daemon containerd:containerd systemd-analyze:systemd
+NEEDED   := clang:clang llvm-strip:llvm promtool:prometheus mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs losetup:mount dbus-daemon:dbus-daemon containerd:containerd systemd-analyze:systemd
 BUILD    := CGO_ENABLED=0 go build -trimpath -ldflags "-s -w -X main.release=$(VERSION)"
 
 .DEFAULT_GOAL := help
