@@ -5,7 +5,8 @@
 //
 // It does so with small programs on BTF tracepoints, and one that a timer runs. The
 // timer sleeps as long as no level can reach its threshold meanwhile, between a quarter
-// of a millisecond and a second (see Delays). Only an OOM kill, or a level that crosses a threshold, wakes
+// of a millisecond and a second: DELAYS.md has how late what is noticed, by filesystem and
+// limit. Only an OOM kill, or a level that crosses a threshold, wakes
 // user space ([Sensor.ReadEvent]); everything else is in memory that it shares with the
 // kernel ([Sensor.Counters], [Sensor.Levels]). An event is a hint to look, not the
 // evidence.

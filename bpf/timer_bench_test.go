@@ -91,6 +91,6 @@ func BenchmarkFar(b *testing.B) {
 		b.ReportMetric(0, "ns/op")
 		b.ReportMetric(ticks/span.Seconds(), "ticks/s")
 		b.ReportMetric(float64((l.TickTime-before.TickTime).Nanoseconds())/ticks, "ns/tick")
-		b.ReportMetric(float64((l.TickTime-before.TickTime).Milliseconds())/span.Minutes(), "CPU-ms/min")
+		b.ReportMetric((l.TickTime-before.TickTime).Seconds()*1e3/span.Minutes(), "CPU-ms/min")
 	}
 }

@@ -118,7 +118,7 @@ func newDisk(p *program.P, kind string) *load {
 		fs = &pressure.Filesystem{Dir: root}
 		l.polled, l.spacing = true, 16*mi
 	case "overlay":
-		fs = pressure.Disk(p, 4096)
+		fs = pressure.DiskOf(p, "xfs", 96<<10) // so large that the pace is the slowest
 		root = pressure.Overlay(p, fs)
 		l.polled, l.spacing = true, 16*mi
 	default:

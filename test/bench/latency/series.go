@@ -113,9 +113,11 @@ func (s *series) burst(nodes []*node) {
 		n.rest()
 	}
 	n.sleep(poise + rand.N(time.Second))
-	surplus := must.Get(l.ramp.Available())(n) - l.limit(0)
-	if surplus < l.capacity/5 {
-		n.Fatalf("%s is only %s above its limit", l.signal, l.text(surplus))
+	var surplus int64
+	for deadline := time.Now().Add(calmTimeout / 6); surplus < l.capacity/5; n.sleep(time.Millisecond) {
+		if surplus = must.Get(l.ramp.Available())(n) - l.limit(0); time.Now().After(deadline) {
+			n.Fatalf("%s is only %s above its limit", l.signal, l.text(surplus))
+		}
 	}
 	begin := time.Now()
 	traces := make([]*trace, len(nodes))
