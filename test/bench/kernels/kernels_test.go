@@ -88,6 +88,7 @@ func TestJudge(t *testing.T) {
 		"other kernel":    {replace("/proc/sys/kernel/osrelease", "6.1.", "6.12."), "release 6.12.0"},
 		"test failed":     {replace(tests, "PASS: TestA", "FAIL: TestA"), "TestA"},
 		"test skipped":    {replace(tests, "exec: \"clang\": executable file not found in $PATH", "no BTF"), "TestB was skipped: b_test.go:1: no BTF"},
+		"no timer":        {replace(tests, "exec: \"clang\": executable file not found in $PATH", "no bpf_timer/tick in kernel 6.1"), "TestB was skipped: b_test.go:1: no bpf_timer/tick"},
 		"test panicked":   {replace(tests, "\x16--- SKIP: TestB (0.00s)\n\x16PASS", "panic: oops\n"), "TestB"},
 		"no tests":        {func(files map[string]string, _ *diary) { files[tests] = "" }, "none passed"},
 		"hook missing":    {replace(preflight, `"outcome":"ok"`, `"outcome":"missing"`), "preflight: missing"},

@@ -2,14 +2,15 @@
 // bpf and nodeprobe itself on each, and prints what worked.
 //
 //	go run ./bench/kernels                  # all of them
-//	go run ./bench/kernels amd64-6.1        # one, in well under two minutes
+//	go run ./bench/kernels amd64-6.1        # one, in four minutes
+//	go run ./bench/kernels -run TestDisk amd64-6.12 arm64-6.12
 //	go run ./bench/kernels storm-amd64-6.1  # thrashing until the kernel kills, beside a control plane
 //	go run ./bench/kernels -types DIR       # only bring the BTF of these and more to DIR
 //
 // It needs no privilege and no KVM, and leaves the machine's packages alone:
-// kernels come from Debian's archive by apt-get with lists of its own, and are
-// kept in the user's cache. The same program is the guests' /init,
-// /sbin/modprobe, /bin/true and /bin/trial.
+// kernels, and the tools that make the filesystems under test, come from Debian's
+// archive by apt-get with lists of its own, and are kept in the user's cache. The same
+// program is the guests' /init, /sbin/modprobe, /bin/true and /bin/trial.
 package main
 
 import (
