@@ -67,8 +67,8 @@ generate: deps ## rebuild the BPF objects from their C source
 	go generate ./bpf
 
 generate-btf: NEEDED += xz:xz-utils zstd:zstd lz4:lz4 bpftool:bpftool
-generate-btf: deps ## renew the kernel types that bpf's tests look into
-	go -C test run ./bench/kernels -types $(CACHE)/kernels/types
+generate-btf: deps ## renew the kernel types that bpf's tests look into (UPDATE=-update: of newer kernels)
+	go -C test run ./bench/kernels $(UPDATE) -types $(CACHE)/kernels/types
 	go test -count=1 -run '^TestRelocations$$' ./bpf -types $(CACHE)/kernels/types
 
 fuzz: ## each fuzz target for FUZZTIME (default 30s)
