@@ -71,7 +71,6 @@ var rareFiles = []rareFile{
 		lose: func(s *Snapshot) { s.Machine.OSImage = "" },
 	},
 	{file: "proc/sys/kernel/random/boot_id", source: SourceMachine, lose: func(s *Snapshot) { s.Machine.BootID = "" }},
-	{file: "sys/class/dmi/id/product_uuid", source: SourceMachine, lose: func(s *Snapshot) { s.Machine.SystemUUID = "" }},
 	{
 		file: "proc/device-tree/system-id", others: machine{"sys/class/dmi/id/product_uuid": "-"}, source: SourceMachine,
 		lose: func(s *Snapshot) { s.Machine.SystemUUID = "" },

@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"github.com/nodeprobe/nodeprobe/probe/rootfs"
+
+	"github.com/prometheus/procfs/sysfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -56,11 +58,18 @@ func cleanText(b []byte) string {
 }
 
 // firmwareUUID returns the UUID of the firmware (which only root may read), else that of
-// the device tree, else "". It does not use DMIClass of prometheus/procfs, which reads
-// all 22 files for this one, and nothing of the device tree.
-func firmwareUUID(procfs, sysfs string, at func(path string)) string {
+// the device tree, else "".
+func firmwareUUID(procfs, sysfsRoot string, at func(path string)) string {
+	at(filepath.Join(sysfsRoot, "class/dmi/id"))
+	if sys, err := sysfs.NewFS(sysfsRoot); err == nil {
+		// An error means that there is no DMI.
+		if dmi, err := sys.DMIClass(); err == nil && dmi.ProductUUID != nil {
+			if id := cleanText([]byte(*dmi.ProductUUID)); id != "" {
+				return id
+			}
+		}
+	}
 	for _, path := range []string{
-		filepath.Join(sysfs, "class/dmi/id/product_uuid"),
 		filepath.Join(procfs, "device-tree/system-id"),
 		filepath.Join(procfs, "device-tree/vm,uuid"),
 	} {
