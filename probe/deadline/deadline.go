@@ -25,8 +25,12 @@ type Worker[T any] struct {
 	asked  time.Time     // when the call began; zero while none is under way
 	within time.Duration // how long it may take; 0 for any time
 	waited time.Duration // how long Await has waited for it; 0 until that gives up
-	answer chan reply[T]
-	run    func() // made once: a go statement that calls it allocates nothing
+	answer chan *reply[T]
+	// reply is what comes over answer. It is no longer needed once it has been taken, and no
+	// other call begins before. It is not on the stack of a call: a goroutine begins with a
+	// small one, and to grow it costs as much as statfs(2).
+	reply reply[T]
+	run   func() // made once: a go statement that calls it allocates nothing
 	// answered is called after each answer; nil for nobody.
 	answered func(asked time.Time)
 	timer    *time.Timer
@@ -43,11 +47,12 @@ type reply[T any] struct {
 // it in errors. The late answer of an earlier call is out of date, and dropped.
 func (w *Worker[T]) Start(now time.Time, what string, call func() T) {
 	if w.answer == nil {
-		w.answer = make(chan reply[T], 1)
+		w.answer = make(chan *reply[T], 1)
 		w.run = func() {
 			asked := w.asked
-			answer := w.call()
-			w.answer <- reply[T]{answer, time.Now()}
+			w.reply.answer = w.call()
+			w.reply.at = time.Now()
+			w.answer <- &w.reply
 			if w.answered != nil {
 				w.answered(asked)
 			}
@@ -89,7 +94,7 @@ func (w *Worker[T]) Late() (answer T, there bool, err error) {
 }
 
 // take ends the call under way by its reply.
-func (w *Worker[T]) take(r reply[T]) (answer T, err error) {
+func (w *Worker[T]) take(r *reply[T]) (answer T, err error) {
 	if w.within > 0 && r.at.Sub(w.asked) >= w.within {
 		err = w.late()
 	}
