@@ -45,10 +45,10 @@
 // watch wants them, so the module may be loaded at any time.
 //
 // Before 5.11 the programs' memory counts towards RLIMIT_MEMLOCK, which Open raises if it
-// may. The programs run in tests on Linux 6.18 (amd64, cgroup v1 beside v2), and on Debian's
-// 6.1 and 6.12 (amd64 and arm64, cgroup v2) under qemu. What they look for is checked in
-// every test run against the types of those and more, from 5.10 to 7.2: KERNELS.md says what
-// works where. 5.10 and 5.15 have not been run.
+// may. The programs run in tests on Linux 6.18 (amd64, cgroup v1 beside v2), and under qemu
+// on Debian's 6.1 and 6.12 (amd64 and arm64, cgroup v2) and 5.10 (amd64), where limits of
+// PIDs alone are watched. 5.15 has not been run. What they look for is checked in every test
+// run against the types of those and more, from 5.10 to 7.2: KERNELS.md has what works where.
 package bpf
 
 import (
