@@ -85,6 +85,10 @@ func TestVictimsAreCounted(t *testing.T) {
 		if got, _ := scrape(t, v); len(got) != 1 || got["   "] != 1 {
 			t.Errorf("after a day: %v", got)
 		}
+		v.tally.add(owner{uid: "\xff"}, time.Now())
+		if got, _ := scrape(t, v); len(got) != 2 {
+			t.Errorf("a name that is no text: %v", got)
+		}
 		v.cfg.Hooked = false
 		if got, _ := scrape(t, v); len(got) != 0 {
 			t.Errorf("without events: %v", got)
@@ -172,5 +176,22 @@ func TestStallsOfKernel(t *testing.T) {
 		if _, ok := got["some memory"]; ok != step.want || step.want && len(got) < 5 {
 			t.Errorf("%s: %v", step.name, got)
 		}
+	}
+}
+
+// What the kernel has never written makes no series.
+func TestStallsOfGarbage(t *testing.T) {
+	sysfs := t.TempDir()
+	pods := filepath.Join(sysfs, "fs/cgroup/kubepods")
+	if err := os.MkdirAll(pods, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for path, text := range map[string]string{"../cgroup.controllers": "", "cpu.pressure": "\xff avg10=0.00 total=1\nsome total=x\nfull"} {
+		if err := os.WriteFile(filepath.Join(pods, path), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, _ := scrape(t, NewStalls(sysfs)); len(got) != 0 {
+		t.Errorf("%v", got)
 	}
 }

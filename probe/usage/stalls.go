@@ -54,7 +54,7 @@ func (s *Stalls) Collect(ch chan<- prometheus.Metric) {
 			var line []byte
 			line, text, _ = hotfile.NextLine(text)
 			kind, fields := hotfile.NextField(line)
-			if total, ok := total(fields); ok {
+			if total, ok := total(fields); ok && (string(kind) == "some" || string(kind) == "full") {
 				ch <- prometheus.MustNewConstMetric(descStalls, prometheus.CounterValue, total.Seconds(), probe.Resource(i).String(), string(kind))
 			}
 		}

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/nodeprobe/nodeprobe/internal/printable"
 )
 
 const (
@@ -40,7 +42,10 @@ type tally struct {
 // newTally returns one that has counted none of no pod, so that there is always a series.
 func newTally(now time.Time) tally { return tally{owners: map[owner]killed{{}: {first: now}}} }
 
+// add counts a victim. Whose it was is what cgroups and directories are called, and labels
+// must be valid UTF-8.
 func (t *tally) add(o owner, now time.Time) {
+	o = owner{printable.Text(o.namespace), printable.Text(o.pod), printable.Text(o.uid), printable.Text(o.container)}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.forget(now)
