@@ -25,7 +25,7 @@ func rule(t *testing.T, clauses ...string) Rule {
 	return r
 }
 
-// Each limit is there once, whoever has it.
+// Each limit is there once, in however many rules it is.
 func TestLimits(t *testing.T) {
 	thresholds, _, err := Parse(Config{
 		Hard: entries{"memory.available": "100Mi", "nodefs.available": "10%"}, MinimumReclaim: entries{"nodefs.available": "1Gi"},

@@ -57,7 +57,7 @@ func (f *Filesystem) remount(option string) error {
 // errors.
 func (f *Filesystem) Shutdown() error { return f.control(0x8004587d, 2) } // EXT4_IOC_SHUTDOWN, XFS_IOC_GOINGDOWN
 
-// Freeze makes whoever writes wait, as for a snapshot of the device, until Thaw.
+// Freeze makes writers wait, as for a snapshot of the device, until Thaw.
 func (f *Filesystem) Freeze() error { return f.control(0xc0045877, 0) } // FIFREEZE
 
 // Thaw ends Freeze.

@@ -27,7 +27,7 @@ const (
 	notReadOnly = "FilesystemIsNotReadOnly"
 )
 
-// A filesystem that takes no more writes is told of: an Event, a line of the log, a metric
+// A filesystem that takes no more writes is reported: an Event, a line of the log, a metric
 // and a condition, soon after, though the mount table may show nothing and the kernel
 // notifies nobody. And so is the end of it.
 func TestReadOnlyFilesystem(t *testing.T) {
