@@ -16,17 +16,7 @@ func typesWith(t *testing.T, arg ...btf.Type) *btf.Spec {
 	for _, a := range arg {
 		proto.Params = append(proto.Params, btf.FuncParam{Type: a})
 	}
-	b, err := btf.NewBuilder([]btf.Type{
-		&btf.Typedef{Name: "btf_trace_mark_victim", Type: &btf.Pointer{Target: proto}},
-	}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	spec, err := b.Spec()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return spec
+	return specOf(t, &btf.Typedef{Name: "btf_trace_mark_victim", Type: &btf.Pointer{Target: proto}})
 }
 
 func TestVictimIsTask(t *testing.T) {

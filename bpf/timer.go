@@ -171,8 +171,8 @@ func (t *timer) lacksTypes(ws []Watch) bool {
 }
 
 // watchTasks is watch without a timer: the programs that count tasks compare by
-// themselves, and are told with what in the memory that they share. The next fork, or
-// exit, tells what was crossed already.
+// themselves, with the limits in the memory that they share. What was crossed already is
+// reported at the next fork or exit.
 func (k *kernel) watchTasks(ws []Watch, refuse func(int, error)) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -141,10 +141,10 @@ func (w *Watch) validate() error {
 // Watch replaces all earlier watches by ws. Event.Watch and Levels.Watches are indexed
 // like ws. Without watches the timer stops.
 //
-// A Watch with the same figure and filesystem, or cgroup, as the earlier one at its index keeps that
-// one's state: if its new thresholds change that, there is an event. The others start as
-// not under pressure, with an event at once if they are; events of the watches that they
-// replace are no longer delivered.
+// A Watch with the same figure and filesystem, or cgroup, as the earlier one at its index
+// keeps that one's state: if its new thresholds change that, there is an event. The others
+// start as not under pressure, with an event at once if they are; events of the watches
+// that they replace are no longer delivered.
 //
 // An error of type [WatchErrors] names the watches that this kernel or filesystem does
 // not support, which the caller has to poll; the others are in force. Any other error

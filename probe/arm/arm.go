@@ -1,7 +1,7 @@
 // Package arm has the kernel watch the limits, so that a crossing wakes the sampler when
 // it happens and nothing does otherwise. What the kernel cannot watch (no BPF, no timers,
-// neither ext4 nor xfs) is left to the sampler's pace. The kernel also watches each
-// filesystem for giving up, be there a limit or not.
+// a filesystem that it does not know) is left to the sampler's pace. The kernel also
+// watches whether a filesystem gives up, even one without a limit.
 //
 // The kernel's figures are relied on only while they agree with the samples: memory may
 // be plugged in, or counted in ways that the BPF programs do not know.

@@ -37,7 +37,8 @@ func NewLimits(thresholds []Threshold, rules []Rule) *Limits {
 	return l
 }
 
-// add returns the limit that a term is, which may be there already.
+// add returns the index of a term's limit, and adds that if no other term has it; -1 if the
+// term is about no signal.
 func (l *Limits) add(t *Term) int {
 	if t.kind != termSignal {
 		return -1

@@ -101,8 +101,8 @@ func TestUnjudged(t *testing.T) {
 	}
 }
 
-// What this machine does not have is told from what cannot be read, also where a
-// condition needs both.
+// A condition is unsupported if the machine does not have what decides it, and not if
+// some of that cannot be read.
 func TestLacks(t *testing.T) {
 	gone, none := errors.New("no such file"), fmt.Errorf("psi=0: %w", errors.ErrUnsupported)
 	pids, _, err := Parse(Config{Hard: map[string]string{"pid.available": "10%"}})
